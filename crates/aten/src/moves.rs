@@ -15,6 +15,8 @@ pub enum Moves {
     Pad,
     /// A tensor as each so-manyth element of a dimension, and 0 elsewhere: `(tensor, sizes, dim, start, end, step)`.
     Spread,
+    /// A tensor with another one over each so-manyth element of a dimension: `(tensor, other, dim, start, end, step)`.
+    Overwrite,
     /// The rows of a table at some positions: `(table, positions, ...)`.
     LookUp,
     /// Rows that are added up at their positions in a table, but for those at one: `(rows, positions, count, position without, whether scaled)`.

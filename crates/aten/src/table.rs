@@ -364,7 +364,7 @@ pub static ROWS: &[Row] = &[
     op("aten::stack(Tensor[] tensors, int dim)", Factors(join::stack), Stacked, Traffic).out("aten::stack.out").dims_of_result().moves(Moves::Stack),
     sized("aten::slice_backward(grad_output, int[] input_sizes, int dim, int start, int end, int step)", Factors(views::along_arg_2), Jointly, Traffic, 1).computes("filled(grad_output, dim, start, end)").moves(Moves::Spread),
     sized("aten::select_backward(grad_output, int[] input_sizes, int dim, int index)", Factors(views::select_backward), Jointly, Traffic, 1).dims_of_result(),
-    op("aten::slice_scatter(self, src, int dim, int? start, int? end, int step)", Factors(views::along_arg_2), Jointly, Traffic).strides(Strides::Kept),
+    op("aten::slice_scatter(self, src, int dim, int? start, int? end, int step)", Factors(views::along_arg_2), Jointly, Traffic).strides(Strides::Kept).moves(Moves::Overwrite),
     op("aten::select_scatter(self, src, int dim, int index)", Factors(index::select_scatter), Jointly, Traffic).strides(Strides::Kept),
     op("aten::diagonal_scatter(self, src, int offset, int dim1, int dim2)", Factors(windows::diagonal_scatter), Jointly, Traffic).strides(Strides::Kept),
     op("aten::diag_embed(self, int offset, int dim1, int dim2)", Factors(windows::diag_embed), Jointly, Traffic).dims_of_result(),

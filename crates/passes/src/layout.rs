@@ -8,6 +8,7 @@ const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
 const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
 const CAST: &str = "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor";
 const CAT: &str = "aten::cat(Tensor[] tensors, int dim=0) -> Tensor";
+const STACK: &str = "aten::stack(Tensor[] tensors, int dim=0) -> Tensor";
 const SPLIT: &str =
     "aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]";
 
@@ -83,7 +84,7 @@ impl Layout<'_, '_> {
         self.patch.push_value(self.source, CAST, args, ty)
     }
 
-    /// Contiguous tensors concatenated along `dim`; their other dimensions are equal.
+    /// Tensors concatenated along `dim`; their other dimensions are equal.
     pub fn cat(&mut self, values: &[ValueId], dim: usize) -> ValueId {
         let mut shape = self.patch.ty(values[0]).shape.clone();
         shape[dim] = values.iter().map(|value| self.patch.ty(*value).shape[dim]).sum();
@@ -91,6 +92,16 @@ impl Layout<'_, '_> {
             TensorType { strides: contiguous_strides(&shape), shape, ..self.patch.ty(values[0]).clone() };
         let list = Arg::Values(values.iter().copied().map(Some).collect());
         self.patch.push_value(self.source, CAT, vec![list, Arg::Int(dim as i64)], ty)
+    }
+
+    /// Tensors of one shape stacked along a new dimension `dim`.
+    pub fn stack(&mut self, values: &[ValueId], dim: usize) -> ValueId {
+        let mut shape = self.patch.ty(values[0]).shape.clone();
+        shape.insert(dim, values.len() as i64);
+        let ty =
+            TensorType { strides: contiguous_strides(&shape), shape, ..self.patch.ty(values[0]).clone() };
+        let list = Arg::Values(values.iter().copied().map(Some).collect());
+        self.patch.push_value(self.source, STACK, vec![list, Arg::Int(dim as i64)], ty)
     }
 
     /// The pieces of `value` along `dim`, as views.

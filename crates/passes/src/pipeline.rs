@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BucketCollectives, CommonSubexpressions, CrossEntropy, DeadCode, DirectAxes, DirectCollectives,
-    DrawByCounter, DropAliases, EmptyParts, GroupLists, HostState, LateCasts, MergeViews, Offload,
-    OrderCollectives, Pieces, Positions, Recompute, ReduceDtype, SplitDropout, StartCollectives, Stays,
-    TurnShards, WaitAtOnce, WithoutCollectives, driver::Pass,
+    DrawByCounter, DropAliases, EmptyParts, GroupLists, HostState, JoinSlices, LateCasts, MergeViews,
+    Offload, OrderCollectives, OrderStacks, Pieces, Positions, Recompute, ReduceDtype, SplitDropout,
+    StartCollectives, Stays, TurnShards, WaitAtOnce, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -72,10 +72,13 @@ pub fn pipeline(settings: &Settings) -> Vec<Box<dyn Pass>> {
     settled(settings.without_checkpoints).into_iter().chain(scheduled(settings)).collect()
 }
 
-/// The passes that take out what nothing needs: aliases, chains of views, values computed twice, dead code.
+/// The passes that take out what nothing needs: aliases, copies of what is written slice by slice or put into another order, chains of views, values
+/// computed twice, dead code.
 pub fn cleaned(without_checkpoints: bool) -> Vec<Box<dyn Pass>> {
     vec![
         Box::new(DropAliases),
+        Box::new(JoinSlices),
+        Box::new(OrderStacks),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints }),
         Box::new(DeadCode),
@@ -121,8 +124,10 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 21] = [
+    let all: [Box<dyn Pass>; 23] = [
         Box::new(DropAliases),
+        Box::new(JoinSlices),
+        Box::new(OrderStacks),
         Box::new(MergeViews),
         Box::new(CommonSubexpressions { without_checkpoints: settings.without_checkpoints }),
         Box::new(DeadCode),

@@ -132,6 +132,16 @@ fn order_collectives() {
 }
 
 #[test]
+fn join_slices() {
+    check("join_slices");
+}
+
+#[test]
+fn order_stacks() {
+    check("order_stacks");
+}
+
+#[test]
 fn direct_collectives() {
     check("direct_collectives");
 }

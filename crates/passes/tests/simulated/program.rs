@@ -1,7 +1,9 @@
 //! Random rank graphs: parameters in halves that are gathered, products and sums of them, reductions, and an optimizer's arithmetic.
 
 use base::Id;
-use ir::{Arg, Dtype, Graph, InputClass, InputId, PartKind, TensorType, ValueId, testing::Random};
+use ir::{
+    Arg, Dtype, Graph, InputClass, InputId, PartKind, ReturnType, TensorType, ValueId, testing::Random,
+};
 
 const GATHER: &str =
     "_c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor";
@@ -14,6 +16,12 @@ const VIEW: &str = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)";
 const PERMUTE: &str = "aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)";
 const CLONE: &str = "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor";
 const NEG: &str = "aten::neg(Tensor self) -> Tensor";
+const STACK: &str = "aten::stack(Tensor[] tensors, int dim=0) -> Tensor";
+const SPLIT: &str =
+    "aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]";
+const SLICE: &str = "aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)";
+const OVER: &str = "aten::slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor";
+const COPY: &str = "aten::copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor";
 const DETACH: &str = "aten::detach(Tensor(a) self) -> Tensor(a)";
 const ABS: &str = "aten::abs(Tensor self) -> Tensor";
 const ADD: &str = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
@@ -48,7 +56,10 @@ pub fn rank_graph(seed: u64, nodes: usize) -> Graph {
         maker.arithmetic();
     }
     maker.products_of_columns();
+    maker.written_by_slices();
     maker.graph.begin_part(PartKind::Backward);
+    maker.written_by_slices();
+    maker.stacked();
     maker.products_of_columns();
     maker.reduced_to_columns();
     for _ in 0..nodes / 3 {
@@ -136,6 +147,67 @@ impl Maker {
         let half = self.push(VIEW, vec![Arg::Value(part), Arg::Ints(vec![SIZE / 2, SIZE])], matrix(SIZE / 2));
         let whole = self.waited(GATHER, vec![Arg::Value(half), Arg::Int(2)], matrix(SIZE));
         self.wholes.push(whole);
+    }
+
+    /// Two matrices stacked, copied in another order, and taken apart along rows.
+    fn stacked(&mut self) {
+        let contiguous = |shape: &[i64]| TensorType::contiguous(Dtype::F32, shape);
+        let matrices = Arg::Values(vec![Some(self.whole()), Some(self.whole())]);
+        let mut shape = vec![SIZE, SIZE];
+        let dim = self.random.below(3);
+        shape.insert(dim, 2);
+        let stack = self.push(STACK, vec![matrices, Arg::Int(dim as i64)], contiguous(&shape));
+        let mut order = [0, 1, 2];
+        self.random.shuffle(&mut order);
+        let mut ty = contiguous(&order.map(|dim| shape[dim]));
+        ty.strides = order.iter().map(|dim| ir::contiguous_strides(&shape)[*dim]).collect();
+        let order = Arg::Ints(order.iter().map(|dim| *dim as i64).collect());
+        let turned = self.push(PERMUTE, vec![Arg::Value(stack), order], ty.clone());
+        let copy = vec![Arg::Value(turned), Arg::MemoryFormat("contiguous".into())];
+        let copy = self.push(CLONE, copy, contiguous(&ty.shape));
+        let rows = vec![Arg::Value(copy), Arg::Ints(vec![2 * SIZE, SIZE])];
+        let rows = self.push(VIEW, rows, contiguous(&[2 * SIZE, SIZE]));
+        let parts = ReturnType::Tensors(vec![matrix(SIZE); 2]);
+        let args = vec![Arg::Value(rows), Arg::Ints(vec![SIZE; 2]), Arg::Int(0)];
+        let split = self.graph.push(SPLIT, args, vec![parts]);
+        self.wholes.extend(self.graph.nodes[split].results().collect::<Vec<_>>());
+    }
+
+    /// A matrix with one or both of its halves written, side by side or in turns; the second sometimes is what is read of it then.
+    fn written_by_slices(&mut self) {
+        let mut at = self.whole();
+        let (dim, in_turns) = (self.random.below(2), self.random.once_in(2));
+        let mut halves = [0, 1];
+        self.random.shuffle(&mut halves);
+        for half in &halves[..2 - usize::from(self.random.once_in(4))] {
+            let (start, end, step) =
+                if in_turns { (*half, i64::MAX, 2) } else { (half * SIZE / 2, (half + 1) * SIZE / 2, 1) };
+            let slice = [dim as i64, start, end, step].map(Arg::Int);
+            let from = if self.random.once_in(2) { at } else { self.whole() };
+            let mut part = self.sliced(from, dim, &slice);
+            if from == at || self.random.once_in(2) {
+                let ty = TensorType::contiguous(Dtype::F32, self.graph.ty(part).shape.as_slice());
+                part = self.push(NEG, vec![Arg::Value(part)], ty);
+            }
+            if self.random.once_in(2) {
+                let over = self.sliced(at, dim, &slice);
+                let ty = self.graph.ty(over).clone();
+                part = self.push(COPY, vec![Arg::Value(over), Arg::Value(part), Arg::Bool(false)], ty);
+            }
+            let ty = self.graph.ty(at).clone();
+            let args = [Arg::Value(at), Arg::Value(part)].into_iter().chain(slice).collect();
+            at = self.push(OVER, args, ty);
+        }
+        self.wholes.push(at);
+    }
+
+    /// Half of a matrix along a dimension.
+    fn sliced(&mut self, value: ValueId, dim: usize, slice: &[Arg; 4]) -> ValueId {
+        let mut ty = self.graph.ty(value).clone();
+        let Arg::Int(step) = slice[3] else { unreachable!("steps are numbers") };
+        ty.shape[dim] /= 2;
+        ty.strides[dim] *= step;
+        self.push(SLICE, std::iter::once(Arg::Value(value)).chain(slice.iter().cloned()).collect(), ty)
     }
 
     /// A collective and its wait.

@@ -23,12 +23,13 @@ impl Tensor {
         Self::of(values, ty)
     }
 
-    /// A tensor of `values`, in logical order, laid out as `ty` says.
+    /// A tensor of `values`, in logical order, laid out as `ty` says, perhaps with gaps.
     fn of(values: Vec<f64>, ty: &TensorType) -> Self {
         let mut tensor =
             Self { data: Rc::default(), offset: 0, shape: ty.shape.to_vec(), strides: ty.strides.to_vec() };
-        let mut data = vec![f64::NAN; values.len()];
-        tensor.positions().into_iter().zip(values).for_each(|(at, value)| data[at] = value);
+        let positions = tensor.positions();
+        let mut data = vec![f64::NAN; positions.iter().max().map_or(0, |last| last + 1)];
+        positions.into_iter().zip(values).for_each(|(at, value)| data[at] = value);
         tensor.data = Rc::new(data);
         tensor
     }
@@ -113,6 +114,10 @@ fn results(graph: &Graph, node: &Node, operands: &[Vec<Tensor>], rank: usize) ->
         "aten::view" => vec![viewed(&own[0], ints(&node.args[1]))],
         "aten::split_with_sizes" => split(&own[0], ints(&node.args[1]), int(&node.args[2])),
         "aten::cat" => one(joined(own, int(&node.args[1]))),
+        "aten::stack" => one(stacked(own, int(&node.args[1]))),
+        "aten::slice.Tensor" => vec![sliced(&own[0], &node.args[1..])],
+        "aten::slice_scatter" => one(written(&own[0], &own[1], &node.args[2..])),
+        "aten::copy" => one(own[1].values()),
         "aten::mm" => one(product(&own[0], &own[1])),
         "aten::clone" => one(own[0].values()),
         "aten::sum.dim_IntList" => one(combined(rows(&own[0]), |a, b| a + b)),
@@ -182,6 +187,36 @@ fn joined(tensors: &[Tensor], dim: usize) -> Vec<f64> {
         })
     };
     (0..outer as usize).flat_map(row).collect()
+}
+
+/// Tensors one behind the other along a new dimension.
+fn stacked(tensors: &[Tensor], dim: usize) -> Vec<f64> {
+    let mut tensors = tensors.to_vec();
+    for tensor in &mut tensors {
+        tensor.shape.insert(dim, 1);
+        tensor.strides.insert(dim, 0);
+    }
+    joined(&tensors, dim)
+}
+
+/// A view of a slice that the arguments `dim, start, end, step` say.
+fn sliced(tensor: &Tensor, slice: &[Arg]) -> Tensor {
+    let [dim, start, end, step] = [0, 1, 2, 3].map(|at| int(&slice[at]));
+    let mut view = tensor.clone();
+    view.offset += start as i64 * view.strides[dim];
+    view.shape[dim] = (end.min(tensor.shape[dim] as usize) - start).div_ceil(step) as i64;
+    view.strides[dim] *= step as i64;
+    view
+}
+
+/// The values of a tensor with another one over a slice.
+fn written(tensor: &Tensor, over: &Tensor, slice: &[Arg]) -> Vec<f64> {
+    let mut values = tensor.values();
+    let places = TensorType::contiguous(ir::Dtype::F32, tensor.shape.as_slice());
+    let places = Tensor::of((0..values.len()).map(|at| at as f64).collect(), &places);
+    let places = sliced(&places, slice).values();
+    places.into_iter().zip(over.values()).for_each(|(at, value)| values[at as usize] = value);
+    values
 }
 
 fn product(left: &Tensor, right: &Tensor) -> Vec<f64> {
