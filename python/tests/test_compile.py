@@ -151,7 +151,11 @@ def test_what_a_function_returns_may_be_written_into():
         y = x / 1
         return y, y.view(4, 3)
 
-    for function in (several, two_views):
+    def views_of_what_is_always_the_same(x):
+        y = torch.full((3, 4), 1.5)
+        return y, y.t(), y[1:], torch.ones(3) + x.sum()
+
+    for function in (several, two_views, views_of_what_is_always_the_same):
         x = torch.randn(3, 4)
         before = x.clone()
         found, expected = compiled(function)(x), function(x)
@@ -244,6 +248,53 @@ def test_activations_are_let_go_of_while_backward_runs():
     assert at_last_allocation < most - 3 * x.nbytes
 
 
+@pytest.mark.parametrize("order", [(2, 0, 3, 1, 4), (2, 0, 1, 3, 4), (1, 2, 0, 4, 3), (4, 3, 2, 1, 0)])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_gradients_of_what_was_taken_apart_along_a_dimension_are_stacked_in_its_order(order, dim):
+    def function(x):
+        parts = x.view(2, 5, 3, 4, 2).permute(order).unbind(dim)
+        return sum((part * (number + 2)).square().sum() for number, part in enumerate(parts))
+
+    x = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found, expected = (torch.autograd.grad(call(x), x)[0] for call in (compiled(function), function))
+    torch.testing.assert_close(found, expected)
+
+
+def turns(out, x):
+    out[..., 0::2], out[..., 1::2] = x[..., 0::2] * 2, x[..., 1::2].exp()
+
+
+def halves(out, x):
+    out[:, 3:], out[:, :3] = x[:, :-3].sin(), x[:, -3:] * 3
+
+
+def blocks_of_rows(out, x):
+    out[2:3], out[:2], out[-1:] = x[:1], x[1:3].tanh(), x[3:] * 2
+
+
+def twice(out, x):
+    out[..., 0::2], out[..., 1::2], out[1:] = x[..., 0::2] * 2, 1, x[1:] * x[:-1]
+
+
+def some(out, x):
+    out[..., 1::3], out[..., 0::3] = x[..., 0:2] * 2, x[..., :1]
+
+
+@pytest.mark.parametrize("write", [turns, halves, blocks_of_rows, twice, some])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_that_are_written_slice_by_slice(write, dtype):
+    def function(x):
+        out = torch.zeros_like(x, dtype=dtype)
+        write(out, x)
+        return out, out[:, 1:] * 2
+
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    made = [call(x) for call in (compiled(function), function)]
+    gradients = [torch.autograd.grad([one.sin().sum() for one in outputs], x)[0] for outputs in made]
+    torch.testing.assert_close(*made)
+    torch.testing.assert_close(*gradients)
+
+
 def test_an_operation_that_is_not_known_runs_as_in_eager_pytorch_with_a_notice():
     with torch.library._scoped_library("unisono_test", "FRAGMENT") as library:
         library.define("fill(Tensor(a!) x, float value) -> ()")
@@ -265,11 +316,12 @@ def test_an_operation_that_is_not_known_runs_as_in_eager_pytorch_with_a_notice()
         torch.testing.assert_close(call(x), found)
 
 
-def test_an_error_in_a_compiled_function_names_the_line():
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_error_in_a_compiled_function_names_the_line(dynamic):
     def function(x, at):
         return x[at] * 2
 
-    call = compiled(function)
+    call = compiled(function, dynamic=dynamic)
     assert torch.equal(call(torch.ones(3), torch.tensor([0, 2])), torch.full((2,), 2.0))
     with pytest.raises(Exception, match=r"test_compile\.py") as caught:
         call(torch.ones(3), torch.tensor([0, 7]))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from unisono import _choice, _devices, _joint, _native
@@ -25,6 +26,7 @@ from unisono._capture.places import Origin, is_the_users
 from unisono._capture.traced import Traced
 from unisono._capture.wire import Encoder
 from unisono._executor import Executor, lower_graph
+from unisono._operation_errors import as_in_eager
 from unisono.errors import CompileNotice, ConfigurationError, UnisonoError, UnsupportedError
 
 #: For how many sets of sizes one graph with sizes that change is lowered and kept.
@@ -132,7 +134,9 @@ class _Compiled:
         #: The program where no size changes.
         self._only: _Program | None = None
         values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
-        self._sizes = [at for at, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        # AOTAutograd passes nothing for tokens.
+        tokens = _tokens(graph)
+        self._sizes = [at for at, value in enumerate(values) if not isinstance(value, torch.Tensor) or at in tokens]
         if not self._sizes:
             self._only = self._program(())
 
@@ -152,7 +156,7 @@ class _Compiled:
             self._programs.move_to_end(sizes)
             return self._programs[sizes]
         try:
-            graph = _with_sizes(self._graph, arguments, self._sizes) if sizes else self._graph
+            graph = _with_sizes(_without_tokens(self._graph), arguments, self._sizes) if sizes else self._graph
             with unset_fake_temporarily():
                 self._programs[sizes] = _Program(graph, self._sizes, self._options.fuse, self._given_back)
         except Exception as error:  # whatever it is, PyTorch can run the graph
@@ -195,7 +199,11 @@ class _Program:
         for at in reversed(self._sizes):
             del arguments[at]
         given = [arguments[at] for at in self._given]
-        found = [*self._executor.consume(arguments), *given, *self._fixed]
+        try:
+            made = self._executor.consume(arguments)
+        except UnisonoError as error:
+            raise as_in_eager(error) from error.__cause__
+        found = [*made, *given, *self._fixed]
         return [found[at] for at in self._order]
 
 
@@ -206,6 +214,32 @@ class _Encoder(Encoder):
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
         file, line = next((frame for frame in reversed(frames) if is_the_users(frame[0])), ("", "0"))
         return Origin(file, int(line), "", "")
+
+
+def _tokens(module: torch.fx.GraphModule) -> set[int]:
+    """The positions of inputs that only keep operations with effects, such as checks of `torch.linalg`, in their order."""
+    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return {at for at, node in enumerate(inputs) if any(user.target is with_effects for user in node.users)}
+
+
+def _without_tokens(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph with operations that have effects called by themselves: a program keeps their order."""
+    graph = torch.fx.Graph()
+    outputs: Any = graph.graph_copy(module.graph, {})
+    graph.output(outputs)
+    for node in [node for node in graph.nodes if node.target is with_effects]:
+        token, operation, *args = node.args
+        with graph.inserting_before(node):
+            call = graph.call_function(operation, tuple(args), dict(node.kwargs))
+        for user in list(node.users):
+            position = user.args[1] - 1
+            if position >= 0 and len(operation._schema.returns) > 1:
+                user.args = (call, position)
+                continue
+            user.replace_all_uses_with(call if position >= 0 else token)
+            graph.erase_node(user)
+        graph.erase_node(node)
+    return torch.fx.GraphModule(module, graph)
 
 
 def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[int], list[Any], list[int]]:
@@ -237,6 +271,7 @@ def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, l
 def _with_sizes(module: torch.fx.GraphModule, arguments: Sequence[Any], sizes: Sequence[int]) -> torch.fx.GraphModule:
     """The same graph for the sizes of these arguments."""
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
 
     with unset_fake_temporarily(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = [
@@ -246,6 +281,10 @@ def _with_sizes(module: torch.fx.GraphModule, arguments: Sequence[Any], sizes: S
 
         def call(*tensors: torch.Tensor) -> Any:
             queue = iter(tensors)
-            return module(*[fixed[at] if at in fixed else next(queue) for at in range(len(fakes))])
+            # Node by node, so that each operation keeps the lines that it comes from.
+            return torch.fx.Interpreter(module).run(
+                *[fixed[at] if at in fixed else next(queue) for at in range(len(fakes))]
+            )
 
-        return make_fx(call)(*[one for at, one in enumerate(fakes) if at not in fixed])
+        with preserve_node_meta():
+            return make_fx(call)(*[one for at, one in enumerate(fakes) if at not in fixed])
