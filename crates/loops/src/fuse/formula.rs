@@ -24,6 +24,11 @@ pub(super) fn reduces(formula: &str) -> bool {
     ["over ", "_over("].iter().any(|word| formula.contains(word))
 }
 
+/// Whether a formula has a function whose last bit is not PyTorch's.
+pub(super) fn approximates(formula: &str) -> bool {
+    ["exp(", "log(", "tanh(", "sigmoid(", "erf("].iter().any(|function| formula.contains(function))
+}
+
 /// The results of a formula for one operation; fails with the reason, in a few words.
 pub(super) fn results(formula: &str, body: &mut Body<'_, '_>) -> Result<Vec<Made>, String> {
     let mut names = Vec::new();

@@ -4,6 +4,7 @@ use aten::Formula;
 use ir::{NodeId, PartId, ValueId};
 
 use super::{
+    constants::constants,
     convex::Positions,
     formula,
     frame::Frame,
@@ -65,9 +66,16 @@ impl<'a> Groups<'a> {
             before += usize::from(*fixed);
             before
         });
+        // Nothing is gained where an operation runs once, and what is computed of its results, such as sines of times
+        // frequencies, may be sensitive to their last bit.
+        let once = constants(graph);
+        let formula = |(id, once): (&NodeId, &bool)| match lowerable(positions, *id) {
+            Ok(formula) if *once && formula::approximates(formula.text) => Err("it runs once".into()),
+            found => found,
+        };
         Self {
             positions,
-            formulas: graph.order.iter().map(|id| lowerable(positions, *id)).collect(),
+            formulas: graph.order.iter().zip(&once).map(formula).collect(),
             segment: segment.collect(),
             fixed,
             users,

@@ -1,6 +1,7 @@
 //! Which operations of a graph become kernels: [`partition`] makes groups of them, `aten` says what each operation computes.
 
 mod alone;
+mod constants;
 mod convex;
 mod describe;
 mod formula;
