@@ -342,8 +342,8 @@ def gives_what_one_device_gives():
     eager = make_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9))
     expected = [eager(*batch).detach() for batch in data]
 
-    def compare(mesh, pins, passes):
-        made, plan = planned(graph, mesh, pins=pins)
+    def compare(mesh, pins, passes, **settings):
+        made, plan = planned(graph, mesh, pins=pins, **settings)
         losses, after = train(graph, made, mesh, data, passes=passes)
         for loss, wanted in zip(losses, expected, strict=True):
             torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=0)
@@ -360,6 +360,17 @@ def gives_what_one_device_gives():
 def test_every_family_gives_what_one_device_gives(gives_what_one_device_gives, family, ranks):
     pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
     gives_what_one_device_gives({"a": ranks}, pins, passes=False)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_ranks_give_each_other_in_forward_runs_again_with_what_they_compute(
+    gives_what_one_device_gives, family, micro_batches
+):
+    pins = {pattern: {"a": placement} for pattern, placement in FAMILIES[family].items()}
+    settings = {"recompute": "full", "micro_batches": micro_batches}
+    plan = gives_what_one_device_gives({"a": 2}, pins, passes=True, **settings)
+    assert plan["passes"]["recompute"] != ""
 
 
 PAIRS = list(itertools.product(FAMILIES, FAMILIES))

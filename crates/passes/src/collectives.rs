@@ -11,6 +11,7 @@ use ir::{
 use crate::{
     facts::{Facts, Users, end_values, of_state_alone, transfers_before, users},
     layout::{Layout, memory_order},
+    recompute::runs_again,
 };
 
 /// A collective that may be joined with others.
@@ -118,6 +119,10 @@ impl<'g> Context<'g> {
         let node = &self.graph.nodes[id];
         let Collective { kind, reduction, .. } = self.graph.collective(id)?;
         if matches!(kind, CollectiveKind::AllToAll | CollectiveKind::Permute | CollectiveKind::Broadcast) {
+            return None;
+        }
+        // Together they would hold what each runs again for not to be held.
+        if runs_again(self.graph, id) {
             return None;
         }
         let ([Arg::Value(operand), ..], [Return::Value(started)]) =

@@ -11,7 +11,10 @@ use fixedbitset::FixedBitSet;
 use ir::{Graph, NodeId, PartId, PartKind, Patch, ValueId};
 use rustc_hash::FxHashMap;
 
-use crate::{Pass, facts::Facts};
+use crate::{
+    Pass,
+    facts::{Facts, is_uneven, of_state_alone},
+};
 
 /// What nodes that run again are labelled.
 pub const RECOMPUTE: &str = "recompute";
@@ -131,17 +134,26 @@ impl Repeatable {
         let facts = Facts::new(graph);
         let mut nodes = FixedBitSet::with_capacity(graph.nodes.len());
         let mut views = FixedBitSet::with_capacity(graph.nodes.len());
+        let alone = of_state_alone(graph, &facts);
         for id in &graph.order {
             let node = &graph.nodes[*id];
+            // What state is gathered to is held, or gathered again where a plan says so; what each micro-batch gathers is one of those.
+            let may_be_sent = || {
+                let is_sent = facts.is_collective(node) && !facts.has_effect(node);
+                let is_of_state = node.operands().all(|operand| alone.contains(operand.index()));
+                let is_gathered_once = is_of_state && graph.parts[node.part].micro_batch.is_none();
+                is_sent && !is_gathered_once && !is_uneven(graph, *id)
+            };
             if facts.is_view(node) || facts.is_wait(node) {
                 views.insert(id.index());
-            } else if graph.part_kind(*id) == PartKind::Forward && facts.is_pure(node) {
+            } else if graph.part_kind(*id) == PartKind::Forward && (facts.is_pure(node) || may_be_sent()) {
                 nodes.insert(id.index());
             }
         }
         let twins = twins(graph, &facts);
         let mut has_twin = FixedBitSet::with_capacity(graph.values.len());
-        for (_, value) in twins.keys() {
+        let is_backward = |part: PartId| graph.parts[part].kind == PartKind::Backward;
+        for (_, value) in twins.keys().filter(|(part, _)| is_backward(*part)) {
             has_twin.insert(value.index());
         }
         // A view of forward's is made again of what is gathered in backward.
@@ -153,12 +165,12 @@ impl Repeatable {
         Self { nodes, views, twins, has_twin }
     }
 
-    /// Whether an operation of forward gives the same when it runs again.
+    /// Whether an operation of forward gives the same when it runs again, on all ranks where they give each other something of the batch.
     pub fn contains(&self, id: NodeId) -> bool {
         self.nodes.contains(id.index())
     }
 
-    /// Whether a value is gathered by forward, or a view of what is, and a later part of the program gathers the same itself.
+    /// Whether a value is gathered by forward, or a view of what is, and backward gathers the same itself.
     pub fn has_twin(&self, value: ValueId) -> bool {
         self.has_twin.contains(value.index())
     }

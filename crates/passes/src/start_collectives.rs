@@ -1,6 +1,6 @@
 //! Starts each collective right after its operand is computed, and moves what only prepares the operand with it: views, copies,
 //! casts, and concatenations. Gathers of state, cast or not, stay where they are: they could start at any time, and what they gather takes
-//! memory from then on. Ordering hoists them as far as memory allows.
+//! memory from then on. Ordering hoists them as far as memory allows. What runs again in backward stays too: what it reads is there since forward.
 //!
 //! It runs before bucketing and puts collectives in the order in which they can start: gradients in the order of backward, not of the
 //! optimizer. It takes no more memory: what a copy reads exists already, and its result is used at once.
@@ -12,6 +12,7 @@ use ir::{Graph, NodeId, Patch};
 use crate::{
     Pass,
     facts::{Facts, end_values, is_uneven, of_state_alone, users},
+    recompute::runs_again,
 };
 
 /// Starts collectives early.
@@ -45,7 +46,8 @@ pub fn start_early(graph: &Graph, facts: &Facts) -> SecondaryMap<NodeId, Wanted>
         let moves = || facts.is_collective(node) || prepares.contains(id.index());
         let waits = || node.operands().any(|operand| !alone.contains(operand.index()));
         wanted[*id] = match ready {
-            Some(ready) if moves() && waits() => (ready.0, 1),
+            // What runs again does so for what reads it to be held no earlier.
+            Some(ready) if moves() && waits() && !runs_again(graph, *id) => (ready.0, 1),
             _ => (position, 0),
         };
     }

@@ -2,7 +2,7 @@
 
 use schedule::{Kind, Schedule};
 
-use crate::tried::Cut;
+use crate::{axis::PICOS_PER_NANO, plan::Prediction, tried::Cut};
 
 /// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
 pub struct Candidate<'a> {
@@ -46,4 +46,56 @@ pub fn candidates<'a>(cuts: &[Cut], schedules: &'a [(Kind, Schedule)], most: usi
     let most = most.min(found.len());
     found[most..].sort_by_key(|one| (one.peak, one.step));
     found
+}
+
+/// How what was simulated last differs from the costs of its chunks.
+pub struct Learned {
+    /// How many times longer it takes.
+    longer: f64,
+    /// What its fullest stage holds beside them, in bytes.
+    beside: i64,
+}
+
+impl Default for Learned {
+    /// Nothing is known.
+    fn default() -> Self {
+        Self { longer: 1.0, beside: 0 }
+    }
+}
+
+impl Learned {
+    /// From what a candidate became.
+    pub fn of(one: &Candidate<'_>, simulated: &Prediction) -> Self {
+        let longer = (simulated.step_ns * PICOS_PER_NANO) as f64 / one.step.max(1) as f64;
+        Self { longer, beside: simulated.peak_bytes as i64 - one.peak }
+    }
+
+    /// What another one is expected to take within a memory limit, in nanoseconds.
+    pub fn promise(&self, one: &Candidate<'_>, limit: u64) -> i64 {
+        let step_ns = (one.step / PICOS_PER_NANO) as f64 * self.longer;
+        within(step_ns, (one.peak + self.beside).max(0).unsigned_abs(), one.peak.unsigned_abs(), limit)
+    }
+}
+
+/// What a pipeline is expected to take once it keeps a memory limit, in nanoseconds.
+pub fn promised(simulated: &Prediction, limit: u64) -> i64 {
+    within(simulated.step_ns as f64, simulated.peak_bytes, simulated.activation_bytes, limit)
+}
+
+/// The time of a step whose fullest stage holds so much, so much of it from forward to backward. To run all of forward again takes about a quarter
+/// of a step, and what is cheap for its memory runs again first.
+fn within(step_ns: f64, peak: u64, activations: u64, limit: u64) -> i64 {
+    let share = peak.saturating_sub(limit) as f64 / activations.max(1) as f64;
+    (step_ns * (1.0 + share * share / 4.0)) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_keep_the_limit_promises_to_take_longer_the_more_it_is_over_it() {
+        let within = |peak| within(1000.0, peak, 80, 100);
+        assert_eq!([within(60), within(100), within(140), within(180)], [1000, 1000, 1062, 1250]);
+    }
 }

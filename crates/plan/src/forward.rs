@@ -71,6 +71,8 @@ pub struct Forward {
     pub link: Option<Link>,
     /// What all other memory comes to at each position.
     others: Vec<u64>,
+    /// The positions that count, where not all do.
+    moments: Option<FixedBitSet>,
 }
 
 /// The first and the last position of backward at which something is read.
@@ -100,6 +102,15 @@ impl Forward {
         // One rank of all stages has the hosts of all.
         let memory = memory.map(|memory| memory.saturating_mul(u64::from(machine.mesh.stages())));
         Reader::new(graph, machine, ways, false).forward(memory)
+    }
+
+    /// Of the program of all stages of a pipeline, which have several micro-batches under way: what counts is what is held when backward begins.
+    pub fn of_stages(graph: &Graph, machine: Machine<'_>) -> Self {
+        let mut forward = Self::new(graph, machine, Ways::AGAIN);
+        let begins =
+            forward.passes.iter().filter(|pass| !pass.reads.is_empty()).map(|pass| pass.backward.start);
+        forward.moments = Some(begins.collect());
+        forward
     }
 
     /// Of the program of a pipeline stage, of which nothing runs again: several micro-batches are under way in it.
@@ -247,6 +258,9 @@ impl Forward {
         let mut most = Most { bytes: 0, position: 0 };
         for (position, others) in self.others.iter().enumerate() {
             alive += change[position];
+            if self.moments.as_ref().is_some_and(|moments| !moments.contains(position)) {
+                continue;
+            }
             let bytes = others.saturating_add_signed(alive);
             if bytes > most.bytes {
                 most = Most { bytes, position };
@@ -361,7 +375,7 @@ impl<'g> Reader<'g> {
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
         let link = self.ways.host.then(|| Link { begins: self.begins(), memory, taken: 0 });
-        Forward { operations, passes, follows, link, others }
+        Forward { operations, passes, follows, link, others, moments: None }
     }
 
     /// When each position begins, if nothing waits, with the end behind the last.

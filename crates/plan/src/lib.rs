@@ -17,6 +17,7 @@ mod choice_tables;
 mod choices;
 mod chosen;
 mod copies;
+mod cut_programs;
 mod cuts;
 mod divides;
 mod effort;

@@ -9,14 +9,13 @@ use std::{cell::OnceCell, collections::BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
-use ir::{AxisKind, Graph, Mesh, MeshAxis, RankGraph};
+use ir::RankGraph;
 use schedule::{Costs, Kind, Placement, Schedule};
-use shard::{Assignment, partition, partition_mesh, stages::forward_end};
+use shard::Assignment;
 
 use crate::{
     axis::PICOS_PER_NANO,
-    candidates::{Candidate, candidates, first_of_each_placement},
-    cuts::Profile,
+    candidates::{Candidate, Learned, candidates, first_of_each_placement, promised},
     effort::Extent,
     forward::Forward,
     pins::Pins,
@@ -25,7 +24,6 @@ use crate::{
     run::{Found, Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
-    stage_costs::costs,
     stages::Stages,
     stays::Ways,
     tried::{Cut, Trial, Tried},
@@ -40,6 +38,15 @@ const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
 /// costs of their chunks, or put chunks on stages in another way.
 const LEAST_SIMULATED: usize = 3;
 const NEAR: i64 = 6;
+
+/// Programs of more operations are vast, micro-batches counted.
+const VAST: usize = 1 << 16;
+
+/// Of vast programs at most so many schedules are simulated under a memory limit that decides, before less is held.
+const MOST_UNDER_LIMIT: usize = 4;
+
+/// Others are simulated where they promise to take so many percent less.
+const LEAST_GAIN: i64 = 2;
 
 /// How many times the memory that all stages need there is where it decides nothing: stages need different amounts.
 const ROOM: u64 = 4;
@@ -78,7 +85,11 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
     let mut lightest: Option<Prediction> = None;
     let mut tried = None;
     let mut taken_apart: Vec<Vec<Assignment>> = Vec::new();
+    let mut most = SHARES[0];
     for share in SHARES {
+        if share > most {
+            continue;
+        }
         let all = request
             .memory_limit
             .map(|limit| (limit.saturating_mul(u64::from(stages)) / 100).saturating_mul(share));
@@ -115,6 +126,11 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         if !prediction.fits(request.memory_limit) {
             let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
             lightest = least.or(Some(prediction));
+            if let Some(limit) = request.memory_limit.filter(|_| pipelines.is_vast()) {
+                // Stages hold about as much less as all of them together do.
+                let share = u128::from(share) * u128::from(limit) / u128::from(prediction.peak_bytes);
+                most = u64::try_from(share).unwrap_or(SHARES[SHARES.len() - 1]).max(SHARES[SHARES.len() - 1]);
+            }
             continue;
         }
         // To run forward again may take longer than to hold less along the other axes: that is tried once.
@@ -153,14 +169,19 @@ struct Simulated<'a> {
 }
 
 /// What a search along the other axes has found, to be taken apart.
-struct Pipelines<'a> {
-    request: &'a Request<'a>,
-    wanted: Wanted<'a>,
-    machine: Machine<'a>,
-    searched: &'a Searched<'a>,
-    extent: Extent,
+pub struct Pipelines<'a> {
+    /// What is asked for.
+    pub request: &'a Request<'a>,
+    /// What is asked of stages beside that.
+    pub wanted: Wanted<'a>,
+    /// Costs.
+    pub machine: Machine<'a>,
+    /// What was found.
+    pub searched: &'a Searched<'a>,
+    /// How much is tried.
+    pub extent: Extent,
     /// The program of all micro-batches, once it is needed, its operations numbered.
-    whole: OnceCell<RankGraph>,
+    pub whole: OnceCell<RankGraph>,
 }
 
 impl Pipelines<'_> {
@@ -181,25 +202,11 @@ impl Pipelines<'_> {
             let at_costs = Prediction { step_ns: first.step / PICOS_PER_NANO, peak_bytes, ..all };
             return Ok(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
         }
-        let mut found: Vec<Simulated<'_>> = Vec::new();
-        for (number, one) in candidates.iter().enumerate() {
-            if is_short && number > 0 {
-                break;
-            }
-            let is_enough = number >= self.extent.schedules;
-            if is_enough && (self.may_lighten() || self.is_kept(&found)) {
-                break;
-            }
-            let is_far = number >= LEAST_SIMULATED && one.step / (100 + NEAR) * 100 > candidates[0].step;
-            let is_known = found.iter().any(|known| known.schedule.placement == one.schedule.placement);
-            if self.extent.is_thrifty && !is_enough && is_far && is_known {
-                continue;
-            }
-            self.write_out(&mut cuts[one.cut])?;
-            let tried = self.tried(&cuts[one.cut], one.kind, one.schedule)?;
-            let Candidate { cut, kind, schedule, .. } = *one;
-            found.extend(tried.into_iter().map(|tried| Simulated { cut, kind, schedule, tried }));
-        }
+        let mut found = if self.is_vast() && !self.has_room() && self.may_lighten() {
+            self.simulated_under_limit(&mut cuts, &candidates)?
+        } else {
+            self.simulated(&mut cuts, &candidates, is_short)?
+        };
         let lighter = self.lightened(&mut cuts, &found)?;
         found.extend(lighter);
         found.sort_by_key(|one| one.tried.1.fitness(self.request.memory_limit));
@@ -229,6 +236,67 @@ impl Pipelines<'_> {
         Ok(all)
     }
 
+    /// What the first of these take, as many as are worth it; only the very first where others are searched for.
+    fn simulated<'a>(
+        &self,
+        cuts: &mut [Cut],
+        candidates: &[Candidate<'a>],
+        is_short: bool,
+    ) -> Result<Vec<Simulated<'a>>> {
+        let mut found: Vec<Simulated<'_>> = Vec::new();
+        for (number, one) in candidates.iter().enumerate() {
+            if is_short && number > 0 {
+                break;
+            }
+            let is_enough = number >= self.extent.schedules;
+            if is_enough && (self.may_lighten() || self.is_kept(&found)) {
+                break;
+            }
+            let is_far = number >= LEAST_SIMULATED && one.step / (100 + NEAR) * 100 > candidates[0].step;
+            let is_known = found.iter().any(|known| known.schedule.placement == one.schedule.placement);
+            if self.extent.is_thrifty && !is_enough && is_far && is_known {
+                continue;
+            }
+            found.extend(self.simulated_one(cuts, one)?);
+        }
+        Ok(found)
+    }
+
+    /// Of a vast program under a limit that decides, those which promise most by how the ones before them differed from the costs of their chunks.
+    fn simulated_under_limit<'a>(
+        &self,
+        cuts: &mut [Cut],
+        candidates: &[Candidate<'a>],
+    ) -> Result<Vec<Simulated<'a>>> {
+        let limit = self.request.memory_limit.unwrap_or(u64::MAX);
+        let mut found: Vec<Simulated<'_>> = Vec::new();
+        let mut left: Vec<&Candidate<'_>> = candidates.iter().collect();
+        let mut learned = Learned::default();
+        while found.len() < MOST_UNDER_LIMIT {
+            let promise = |one: &Candidate<'_>| learned.promise(one, limit);
+            let Some(next) = (0..left.len()).min_by_key(|at| promise(left[*at])) else { break };
+            let one = left.swap_remove(next);
+            let known = found.iter().map(|known| promised(&known.tried.1, limit)).min();
+            if known.is_some_and(|known| known / 100 * (100 - LEAST_GAIN) <= promise(one)) {
+                break;
+            }
+            let simulated = self.simulated_one(cuts, one)?;
+            if let Some(simulated) = simulated.first() {
+                learned = Learned::of(one, &simulated.tried.1);
+            }
+            found.extend(simulated);
+        }
+        Ok(found)
+    }
+
+    /// A schedule of a cut program, under each of the settings of the passes that are tried.
+    fn simulated_one<'a>(&self, cuts: &mut [Cut], one: &Candidate<'a>) -> Result<Vec<Simulated<'a>>> {
+        let Candidate { cut, kind, schedule, .. } = *one;
+        self.write_out(&mut cuts[cut])?;
+        let tried = self.tried(&cuts[cut], kind, schedule)?.into_iter();
+        Ok(tried.map(|tried| Simulated { cut, kind, schedule, tried }).collect())
+    }
+
     /// Whether, in a large search, a schedule takes so much longer than what is known, at the costs of the chunks, that no search makes up for it.
     fn is_far_slower(&self, one: &Candidate<'_>) -> bool {
         let known = self.wanted.faster_than_ns.filter(|_| self.extent.is_thrifty);
@@ -251,11 +319,16 @@ impl Pipelines<'_> {
                 first.push(one);
             }
         }
-        first.into_iter().chain(others).take(MOST_SEARCHED).collect()
+        first.into_iter().chain(others).take(if self.is_vast() { 1 } else { MOST_SEARCHED }).collect()
+    }
+
+    /// Whether the program of all micro-batches is so large that to take it apart once takes seconds.
+    fn is_vast(&self) -> bool {
+        self.searched.canonical.order.len() * self.request.mesh.micro_batches() as usize > VAST
     }
 
     /// Whether the memory limit is far from what all stages need together, so that it decides nothing.
-    fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         let all = self.searched.best.prediction.peak_bytes;
         self.request.memory_limit.is_none_or(|limit| {
             all.saturating_mul(ROOM) <= limit.saturating_mul(u64::from(self.request.mesh.stages()))
@@ -300,10 +373,17 @@ impl Pipelines<'_> {
                 _ => last.push(one),
             }
         }
+        if self.is_vast() {
+            let limit = self.request.memory_limit.unwrap_or(u64::MAX);
+            last.sort_by_key(|one| promised(&one.tried.1, limit));
+        }
         let mut lighter = Vec::new();
         for known in last.into_iter().take(self.extent.lightened) {
-            let hosted = self.hosted(&cuts[known.cut], known, &known.tried)?;
-            lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
+            // Of a vast program what runs again comes first, and the rest goes to the host alone.
+            if !self.is_vast() || !self.may_run_again() {
+                let hosted = self.hosted(&cuts[known.cut], known, &known.tried)?;
+                lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
+            }
             for limit in self.run_again_to(&known.tried.1) {
                 let Some((cut, tried)) = self.lighter(&cuts[known.cut], known, limit)? else { continue };
                 let of_cut = |tried| Simulated { cut: cuts.len(), tried, ..*known };
@@ -334,13 +414,13 @@ impl Pipelines<'_> {
             return Vec::new();
         };
         let halfway = limit + without.peak_bytes.saturating_sub(limit) / 2;
-        let may_host = self.trial().may_host() && self.wanted.is_faster(without);
+        let may_host = !self.is_vast() && self.trial().may_host() && self.wanted.is_faster(without);
         std::iter::once(limit).chain(may_host.then_some(halfway)).map(Some).collect()
     }
 
     /// A schedule of a program of which so much runs again that it keeps a limit, or as much as can.
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>, limit: Option<u64>) -> Result<Option<(Cut, Tried)>> {
-        let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
+        let forward = Forward::of_stages(cut.settled()?, self.machine);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
             if choice.again.is_clear() {
@@ -388,138 +468,14 @@ impl Pipelines<'_> {
         }
     }
 
-    /// The program cut for each way to put chunks on stages. Of a large program the best cuts of each way are made first, and others for the
-    /// one of these that takes least.
-    fn cuts(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Cut>> {
-        let first = self.first_micro_batch()?;
-        let placements = first_of_each_placement(schedules, |(_, schedule)| schedule);
-        let is_thrifty = self.extent.is_thrifty && self.has_room();
-        let (mut cuts, mut left, mut refused) = (Vec::new(), Vec::new(), None);
-        for (kind, schedule) in placements {
-            let mut ways = match self.ways(&self.searched.canonical, &schedule.placement) {
-                Ok(ways) => ways,
-                Err(reason) => {
-                    refused = refused.or(Some(reason));
-                    continue;
-                }
-            };
-            let others = if is_thrifty {
-                ways.split_off(1)
-            } else {
-                ways.sort();
-                Vec::new()
-            };
-            for way in ways {
-                cuts.push(self.cut((&way, &first), *kind, schedule)?);
-            }
-            left.push((kind, schedule, others));
-        }
-        if is_thrifty {
-            let best = candidates(&cuts, schedules, 1).first().map(|one| &one.schedule.placement);
-            let same = left.into_iter().filter(|(_, schedule, _)| best == Some(&schedule.placement));
-            for (kind, schedule, others) in same {
-                for way in others {
-                    cuts.push(self.cut((&way, &first), *kind, schedule)?);
-                }
-            }
-        }
-        match refused.filter(|_| cuts.is_empty()) {
-            Some(refused) => Err(refused),
-            None => Ok(cuts),
-        }
-    }
-
-    /// The program cut at these operations, with what that costs by its first micro-batch.
-    fn cut(&self, (way, first): (&[usize], &RankGraph), kind: Kind, schedule: &Schedule) -> Result<Cut> {
-        let (stages, staged) = Stages::of(&self.searched.canonical, way, kind, schedule)?;
-        let costs = costs(&in_chunks(first, &staged.graph), &schedule.placement, self.machine);
-        Ok(Cut { stages, staged, settled: None, costs, recomputed_ns: 0 })
-    }
-
-    /// The step in canonical form, each operation in a chunk of its own, so that those of a rank's graph say which one they are of.
-    fn numbered(&self) -> Graph {
-        let mut graph = self.searched.canonical.clone();
-        for (at, id) in graph.order.iter().enumerate() {
-            graph.nodes[*id].stage = Some(at as u32);
-        }
-        graph
-    }
-
-    /// What a rank of all stages computes of the first micro-batch, with what is computed once: a small part of the whole program.
-    fn first_micro_batch(&self) -> Result<RankGraph> {
-        let mut next = self.decisions();
-        let (time, ranks): (Vec<MeshAxis>, Vec<MeshAxis>) =
-            self.request.mesh.axes.iter().cloned().partition(|axis| axis.kind == AxisKind::Time);
-        let mut first = partition_mesh(&self.numbered(), &Mesh { axes: ranks }, 0, &mut next)?;
-        if let Some(axis) = time.first() {
-            first = partition(&first, &next(&first, axis)?, axis, 0)?.into_renumbered();
-        }
-        self.cleaned(&first)
-    }
-
-    /// What the search has decided along one axis after the other.
-    fn decisions(&self) -> impl FnMut(&Graph, &MeshAxis) -> Result<Assignment> {
-        let mut decisions = self.searched.best.assignments.iter();
-        move |_, _| Ok(decisions.next().cloned().unwrap_or_default())
-    }
-
-    fn cleaned(&self, graph: &RankGraph) -> Result<RankGraph> {
-        passes::run(&passes::cleaned(self.searched.best.passes.without_checkpoints), graph, |_| {})
-    }
-
-    /// Writes out the program of a cut, all micro-batches, and what its chunks cost in it.
-    fn write_out(&self, cut: &mut Cut) -> Result<()> {
-        if cut.settled.is_some() {
-            return Ok(());
-        }
-        let whole = if let Some(whole) = self.whole.get() {
-            whole
-        } else {
-            let whole = partition_mesh(&self.numbered(), self.request.mesh, 0, self.decisions())?;
-            let whole = self.cleaned(&whole)?;
-            self.whole.get_or_init(|| whole)
-        };
-        let settled = in_chunks(whole, &cut.staged.graph);
-        cut.costs = costs(&settled, &cut.costs.placement, self.machine);
-        cut.settled = Some(settled);
-        Ok(())
-    }
-
-    /// Where to cut for chunks on stages, each once, those at which the slowest chunk takes least first.
-    fn ways(&self, canonical: &Graph, placement: &Placement) -> Result<Vec<Vec<usize>>> {
-        let (stages, chunks) = (placement.stages, placement.chunks());
-        let mut ways: Vec<Vec<usize>> = if let Some(cuts) = self.wanted.cuts {
-            vec![cuts.iter().map(|cut| cut.position(canonical)).collect::<Result<_>>()?]
-        } else {
-            let most = self.extent.cuts;
-            let ways = Profile::of(canonical, self.machine).ways(chunks, most).into_iter();
-            let lighter = self.request.memory_limit.map(|_| {
-                let micro_batches = self.request.mesh.micro_batches();
-                Profile::of_memory(canonical, stages, micro_batches).ways(chunks, most)
-            });
-            ways.chain(lighter.into_iter().flatten()).collect()
-        };
-        let mut seen = BTreeSet::new();
-        ways.retain(|way| seen.insert(way.clone()));
-        if ways.is_empty() {
-            return Err(too_many(canonical, chunks));
-        }
-        if let Some(cuts) = ways.iter().find(|cuts| cuts.len() as u32 + 1 != chunks) {
-            let of = if chunks == stages { String::new() } else { format!(" with {chunks} chunks in all") };
-            let message = format!("{} cuts for {stages} stages{of}", cuts.len());
-            return Err(Diagnostic::new(Code::BAD_MESH, message)
-                .hint("give one position for each chunk but the first; a stage has one chunk unless its schedule has more"));
-        }
-        Ok(ways)
-    }
-
     /// What stages take with smaller and smaller buckets, until they keep the limit.
     fn tried(&self, cut: &Cut, kind: Kind, schedule: &Schedule) -> Result<Vec<Tried>> {
         self.trial().tried(cut, kind, schedule)
     }
 
     fn trial(&self) -> Trial<'_> {
-        Trial { request: self.request, machine: self.machine, passes: &self.searched.best.passes }
+        let (request, machine, passes) = (self.request, self.machine, &self.searched.best.passes);
+        Trial { request, machine, passes, is_vast: self.is_vast() }
     }
 
     /// The plan with the best of what was tried, which comes first.
@@ -551,20 +507,4 @@ impl Pipelines<'_> {
         plan.passes = passes;
         Ok(plan)
     }
-}
-
-/// A rank's graph whose operations say which of a step's they are of, with the chunks that those are in.
-fn in_chunks(numbered: &RankGraph, staged: &Graph) -> RankGraph {
-    let mut graph = numbered.clone();
-    for (_, node) in graph.nodes.iter_mut() {
-        node.stage = node.stage.and_then(|at| staged.nodes[staged.order[at as usize]].stage);
-    }
-    graph
-}
-
-fn too_many(graph: &Graph, chunks: u32) -> Box<Diagnostic> {
-    let operations = forward_end(graph);
-    let message =
-        format!("a step whose forward part has {operations} operations cannot be cut into {chunks} stages");
-    Diagnostic::new(Code::BAD_MESH, message).hint("use fewer stages, or fewer chunks on each")
 }

@@ -19,6 +19,9 @@ use crate::{
     taken_apart::{predicted, with_again},
 };
 
+/// Smaller buckets may make up for this part of a memory limit.
+const NEAR: u64 = 16;
+
 /// A program cut into chunks that are on stages.
 pub struct Cut {
     /// What the plan says of it, under no schedule yet.
@@ -66,6 +69,8 @@ pub struct Trial<'a> {
     pub machine: Machine<'a>,
     /// The settings of the passes that a search along the other axes has found.
     pub passes: &'a passes::Settings,
+    /// Whether the program is so large that of smaller buckets only the smallest are tried, and none where they hardly keep the memory limit.
+    pub is_vast: bool,
 }
 
 impl Trial<'_> {
@@ -116,18 +121,19 @@ impl Trial<'_> {
         let mut rungs = rungs(self.passes);
         let mut next = rungs.next();
         while let Some(rung) = next {
-            let (mut fits, mut is_over) = (false, true);
+            let (mut fits, mut is_over, mut is_near) = (false, true, false);
             for one in on_host(&rung)? {
                 let (stages, prediction) = self.simulated(settled, stages.clone(), (&rung, one))?;
                 let prediction = Prediction { recomputed_ns: cut.recomputed_ns, ..prediction };
                 fits |= prediction.fits(limit);
+                is_near |= prediction.fits(limit.map(|limit| limit + limit / NEAR));
                 is_over &= prediction.is_over_without_collectives(limit);
                 found.push((stages, prediction, rung.clone()));
             }
-            if fits {
+            if fits || self.is_vast && (is_over || !is_near) {
                 break;
             }
-            next = if is_over { rungs.by_ref().last() } else { rungs.next() };
+            next = if is_over || self.is_vast { rungs.by_ref().last() } else { rungs.next() };
         }
         Ok(found)
     }

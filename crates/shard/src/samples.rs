@@ -3,6 +3,7 @@
 //! An axis of micro-batches slices the samples that the axes outside it leave to a rank. Shards of them along such an axis are as good as others as
 //! long as nothing is sliced, so that it could leave a rank one sample, and the micro-batches nothing to slice.
 
+use aten::Strides;
 use base::SecondaryMap;
 use ir::{Graph, InputClass, NodeId, Placement, ValueId};
 
@@ -15,6 +16,22 @@ struct Along {
     dim: u8,
     /// How many there are, one behind the other, whatever else the dimension has within each.
     count: i64,
+}
+
+/// The samples that a slice of a value has, or what ranks give each other of it: whole ones, if its size says so.
+fn kept(graph: &Graph, id: NodeId, value: ValueId, along: Along) -> Option<(ValueId, Along)> {
+    let is_slice =
+        aten::row_of(&graph.ops[graph.nodes[id].op]).is_some_and(|row| row.strides == Strides::Sliced);
+    if !is_slice && graph.collective(id).is_none() {
+        return None;
+    }
+    let result = graph.nodes[id].results().next()?;
+    let (from, to) = (&graph.ty(value).shape, &graph.ty(result).shape);
+    let dim = usize::from(along.dim);
+    let others_are_kept = from.len() == to.len() && (0..to.len()).all(|at| at == dim || from[at] == to[at]);
+    let each = from[dim] / along.count;
+    let is_whole = others_are_kept && each > 0 && to[dim] % each == 0;
+    is_whole.then(|| (result, Along { count: to[dim] / each, ..along }))
 }
 
 /// The samples of the values of a graph, and in how many micro-batches they are to be sliced.
@@ -48,7 +65,11 @@ impl Samples {
 
     /// Follows the samples of an operand to the results.
     fn follow(&mut self, graph: &Graph, follower: &mut Follower<'_>, (id, value): (NodeId, ValueId)) {
-        let Some(Along { dim, count }) = self.of[value] else { return };
+        let Some(along @ Along { dim, count }) = self.of[value] else { return };
+        if let Some((other, kept)) = kept(graph, id, value, along) {
+            self.of[other] = self.of[other].or(Some(kept));
+            return;
+        }
         for (other, placement) in follower.implied(id, (value, Placement::shard(usize::from(dim)))) {
             if let Placement::Shard { dim, blocks: 1, chunk: 0 } = placement
                 && graph.maker(other) == Some(id)

@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
             kind => kind,
         };
         let wanted = Part { kind, micro_batch: self.micro_batch };
-        let known = self.out.parts.ids().last().filter(|part| self.out.parts[*part] == wanted);
+        let known = self.out.parts.ids().next_back().filter(|part| self.out.parts[*part] == wanted);
         let part = known.unwrap_or_else(|| self.out.begin_part_of(wanted));
         Origin { part, ..self.origin_in(id) }
     }

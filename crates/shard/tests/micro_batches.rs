@@ -309,3 +309,32 @@ fn what_outer_axes_shard_is_gathered_in_each_slice_where_that_is_decided() {
     "#]]
     .assert_eq(&sharded(Gathers::Each, true));
 }
+
+/// What ranks along another axis slice from samples, and gather of them.
+const SLICED: &str = r#"
+unisono graph 2
+op aten::neg(Tensor self) -> Tensor
+op aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+op _c10d_functional::all_gather_into_tensor(Tensor input, int group_size, str group_name) -> Tensor
+op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
+input v0: f32[16, 4] = batch "batch.0"
+part forward
+v1: f32[16, 4] = aten::neg(v0)
+v2: f32[8, 4] = aten::slice.Tensor(v1, 0, 0, 8, 1)
+v3: f32[8, 4] = aten::neg(v2)
+v4: f32[16, 4] = _c10d_functional::all_gather_into_tensor(v3, 2, "axis:outer")
+v5: f32[16, 4] = _c10d_functional::wait_tensor(v4)
+v6: f32[16, 4] = aten::neg(v5)
+return v6
+"#;
+
+#[test]
+fn what_has_as_many_samples_as_slices_is_not_shared_between_ranks_however_it_came_about() {
+    let graph = Graph::from_text("step", SLICED).unwrap();
+    let space = Space::in_slices(&graph, &MeshAxis::ranks("inner", 2), Offered::Even, 8);
+    let is_offered = |number: usize| {
+        let value = graph.nodes[graph.order[number]].results().next().unwrap();
+        space.offers[value].contains(&Placement::shard(0))
+    };
+    assert_eq!((0..6).map(is_offered).collect::<Vec<_>>(), [true, false, false, true, true, true]);
+}
