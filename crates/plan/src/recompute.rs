@@ -26,13 +26,15 @@ pub struct Corrections {
     most: usize,
     /// How many times more than the time before the limit is lowered by what is left over it.
     growth: u64,
+    /// How often a limit is tried between one under which a choice keeps what was asked for and one under which none did.
+    raises: usize,
 }
 
 impl Corrections {
     /// What is counted is what one rank holds.
-    pub const OF_RANKS: Self = Self { most: 4, growth: 1 };
+    pub const OF_RANKS: Self = Self { most: 4, growth: 1, raises: 0 };
     /// What is held less in a pipeline is less of what its fullest stage holds, by a part that is not known.
-    pub const OF_STAGES: Self = Self { most: 6, growth: 2 };
+    pub const OF_STAGES: Self = Self { most: 6, growth: 2, raises: 2 };
 }
 
 impl Run<'_> {
@@ -318,21 +320,36 @@ pub fn corrected<T>(
     mut made: impl FnMut(&Choice) -> Result<Option<(Prediction, T)>>,
 ) -> Result<Option<(Prediction, T)>> {
     let excess = |peak: u64| limit.map_or(0, |limit| peak.saturating_sub(limit));
-    let mut target = forward.nothing().most.bytes.saturating_sub(excess(peak));
+    let all = forward.nothing().most.bytes;
+    let (mut target, mut failed, mut kept) = (all.saturating_sub(excess(peak)), all, None);
     let mut best: Option<(Prediction, T)> = None;
-    let mut times = 1;
-    for _ in 0..corrections.most {
+    let (mut times, mut raises) = (1, corrections.raises);
+    for _ in 0..corrections.most + corrections.raises {
         let Some(choice) = forward.within(target) else { break };
         let Some(one) = made(&choice)? else { break };
         let over = excess(one.0.peak_bytes);
         if best.as_ref().is_none_or(|(best, _)| one.0.fitness(limit) < best.fitness(limit)) {
             best = Some(one);
         }
-        if over == 0 || choice.most.bytes > target {
+        if over == 0 {
+            kept = Some(target);
+        } else if kept.is_some() {
+            failed = target;
+        } else if choice.most.bytes > target {
+            break;
+        } else {
+            failed = target;
+            target = target.saturating_sub(over.saturating_mul(times));
+            times *= corrections.growth;
+            continue;
+        }
+        let least = kept.unwrap_or(target);
+        // Closer than this they differ in small results alone.
+        if raises == 0 || failed.saturating_sub(least) <= all / 32 {
             break;
         }
-        target = target.saturating_sub(over.saturating_mul(times));
-        times *= corrections.growth;
+        raises -= 1;
+        target = least + (failed - least) / 2;
     }
     Ok(best)
 }
