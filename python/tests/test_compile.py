@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 
 import pytest
 import steps
 import test_models
 import torch
 import torch.nn.functional as F
+from backend import compiled, fresh
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -19,14 +19,8 @@ from unisono.errors import CompileNotice
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CompileNotice)
+    with fresh():
         yield
-
-
-def compiled(function, **settings):
-    return torch.compile(function, backend="unisono", **settings)
 
 
 def trained(model, call, seed=3):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
+from backend import compiled, fresh
 
-from unisono.errors import CompileNotice, StepError
+from unisono.errors import StepError
 
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CompileNotice)
+    with fresh():
         yield
-
-
-def compiled(function, **settings):
-    return torch.compile(function, backend="unisono", **settings)
 
 
 FAILING = {

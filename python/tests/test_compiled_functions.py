@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
-
-from unisono.errors import CompileNotice
+from backend import compiled, fresh
 
 FUNCTIONS, TOGETHER = 200, 25
 SIZE = 4
@@ -84,8 +82,6 @@ def test_what_random_functions_return_shares_memory_as_in_eager_pytorch(first):
             expected = seen(function, seed)
         except RuntimeError:  # it writes into a tensor that repeats
             continue
-        torch._dynamo.reset()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", CompileNotice)
-            found = seen(torch.compile(function, backend="unisono"), seed)
+        with fresh():
+            found = seen(compiled(function), seed)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, s=seed: f"seed {s}: {text}")

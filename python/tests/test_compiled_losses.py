@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 import torch.nn.functional as F
+from backend import fresh
 
 from unisono._measure import peak_growth
-from unisono.errors import CompileNotice, UnisonoError
+from unisono.errors import UnisonoError
 
 
 @pytest.fixture(autouse=True)
 def _fresh():
-    torch._dynamo.reset()
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CompileNotice)
+    with fresh():
         yield
 
 

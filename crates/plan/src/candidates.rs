@@ -2,7 +2,7 @@
 
 use schedule::{Kind, Schedule};
 
-use crate::{axis::PICOS_PER_NANO, plan::Prediction, tried::Cut};
+use crate::{axis::PICOS_PER_NANO, plan::Prediction, recompute::again_ns, tried::Cut};
 
 /// A schedule of a cut program, by its number, and what it takes at the costs of the chunks.
 pub struct Candidate<'a> {
@@ -72,21 +72,19 @@ impl Learned {
 
     /// What another one is expected to take within a memory limit, in nanoseconds.
     pub fn promise(&self, one: &Candidate<'_>, limit: u64) -> i64 {
-        let step_ns = (one.step / PICOS_PER_NANO) as f64 * self.longer;
+        let step_ns = ((one.step / PICOS_PER_NANO) as f64 * self.longer) as i64;
         within(step_ns, (one.peak + self.beside).max(0).unsigned_abs(), one.peak.unsigned_abs(), limit)
     }
 }
 
 /// What a pipeline is expected to take once it keeps a memory limit, in nanoseconds.
 pub fn promised(simulated: &Prediction, limit: u64) -> i64 {
-    within(simulated.step_ns as f64, simulated.peak_bytes, simulated.activation_bytes, limit)
+    within(simulated.step_ns, simulated.peak_bytes, simulated.activation_bytes, limit)
 }
 
-/// The time of a step whose fullest stage holds so much, so much of it from forward to backward. To run all of forward again takes about a quarter
-/// of a step, and what is cheap for its memory runs again first.
-fn within(step_ns: f64, peak: u64, activations: u64, limit: u64) -> i64 {
-    let share = peak.saturating_sub(limit) as f64 / activations.max(1) as f64;
-    (step_ns * (1.0 + share * share / 4.0)) as i64
+/// The time of a step whose fullest stage holds so much, so much of it from forward to backward.
+fn within(step_ns: i64, peak: u64, activations: u64, limit: u64) -> i64 {
+    step_ns + again_ns(step_ns, peak.saturating_sub(limit), activations)
 }
 
 #[cfg(test)]
@@ -95,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_does_not_keep_the_limit_promises_to_take_longer_the_more_it_is_over_it() {
-        let within = |peak| within(1000.0, peak, 80, 100);
+        let within = |peak| within(1000, peak, 80, 100);
         assert_eq!([within(60), within(100), within(140), within(180)], [1000, 1000, 1062, 1250]);
     }
 }

@@ -33,6 +33,8 @@ pub struct Extent {
     pub all_rungs: bool,
     /// Whether budgets end where one candidate keeps the limit, or where none does under the first prices.
     pub is_thrifty: bool,
+    /// Whether the program of all micro-batches is so large that to take it apart into pipeline stages once takes seconds.
+    pub is_vast: bool,
     /// Ways to cut the program into chunks, for each way to put these on pipeline stages.
     pub cuts: usize,
     /// Schedules of cut programs that are simulated.
@@ -44,6 +46,9 @@ pub struct Extent {
 /// Larger searches try less.
 const LARGE: usize = 2_000;
 
+/// Programs of more operations are vast, micro-batches counted.
+const VAST: usize = 1 << 16;
+
 impl Extent {
     const SMALL: Self = Self {
         prices: usize::MAX,
@@ -54,6 +59,7 @@ impl Extent {
         recomputed: 8,
         all_rungs: true,
         is_thrifty: false,
+        is_vast: false,
         cuts: usize::MAX,
         schedules: 24,
         lightened: 3,
@@ -67,6 +73,7 @@ impl Extent {
         recomputed: 4,
         all_rungs: false,
         is_thrifty: true,
+        is_vast: false,
         cuts: 3,
         schedules: 8,
         lightened: 1,
@@ -80,6 +87,7 @@ impl Extent {
         recomputed: 1,
         all_rungs: false,
         is_thrifty: true,
+        is_vast: false,
         cuts: 1,
         schedules: 2,
         lightened: 1,
@@ -89,11 +97,12 @@ impl Extent {
     /// written out.
     pub fn of(effort: Effort, nodes: usize, mesh: &Mesh) -> Self {
         let axes = mesh.sharding_axes().count().max(1);
-        let searched = nodes * axes * axes * mesh.micro_batches() as usize;
-        match effort {
+        let all = nodes * mesh.micro_batches() as usize;
+        let extent = match effort {
             Effort::Quick => Self::QUICK,
-            Effort::Full if searched > LARGE => Self::LARGE,
+            Effort::Full if all * axes * axes > LARGE => Self::LARGE,
             Effort::Full => Self::SMALL,
-        }
+        };
+        Self { is_vast: all > VAST, ..extent }
     }
 }

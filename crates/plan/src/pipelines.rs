@@ -39,9 +39,6 @@ const SHARES: [u64; 6] = [100, 85, 70, 60, 50, 40];
 const LEAST_SIMULATED: usize = 3;
 const NEAR: i64 = 6;
 
-/// Programs of more operations are vast, micro-batches counted.
-const VAST: usize = 1 << 16;
-
 /// Of vast programs at most so many schedules are simulated under a memory limit that decides, before less is held.
 const MOST_UNDER_LIMIT: usize = 4;
 
@@ -126,7 +123,7 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         if !prediction.fits(request.memory_limit) {
             let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
             lightest = least.or(Some(prediction));
-            if let Some(limit) = request.memory_limit.filter(|_| pipelines.is_vast()) {
+            if let Some(limit) = request.memory_limit.filter(|_| extent.is_vast) {
                 // Stages hold about as much less as all of them together do.
                 let share = u128::from(share) * u128::from(limit) / u128::from(prediction.peak_bytes);
                 most = u64::try_from(share).unwrap_or(SHARES[SHARES.len() - 1]).max(SHARES[SHARES.len() - 1]);
@@ -202,7 +199,7 @@ impl Pipelines<'_> {
             let at_costs = Prediction { step_ns: first.step / PICOS_PER_NANO, peak_bytes, ..all };
             return Ok(vec![(cuts[first.cut].stages.clone(), at_costs, passes::Settings::default())]);
         }
-        let mut found = if self.is_vast() && !self.has_room() && self.may_lighten() {
+        let mut found = if self.extent.is_vast && !self.has_room() && self.may_lighten() {
             self.simulated_under_limit(&mut cuts, &candidates)?
         } else {
             self.simulated(&mut cuts, &candidates, is_short)?
@@ -319,12 +316,7 @@ impl Pipelines<'_> {
                 first.push(one);
             }
         }
-        first.into_iter().chain(others).take(if self.is_vast() { 1 } else { MOST_SEARCHED }).collect()
-    }
-
-    /// Whether the program of all micro-batches is so large that to take it apart once takes seconds.
-    fn is_vast(&self) -> bool {
-        self.searched.canonical.order.len() * self.request.mesh.micro_batches() as usize > VAST
+        first.into_iter().chain(others).take(if self.extent.is_vast { 1 } else { MOST_SEARCHED }).collect()
     }
 
     /// Whether the memory limit is far from what all stages need together, so that it decides nothing.
@@ -373,14 +365,14 @@ impl Pipelines<'_> {
                 _ => last.push(one),
             }
         }
-        if self.is_vast() {
+        if self.extent.is_vast {
             let limit = self.request.memory_limit.unwrap_or(u64::MAX);
             last.sort_by_key(|one| promised(&one.tried.1, limit));
         }
         let mut lighter = Vec::new();
         for known in last.into_iter().take(self.extent.lightened) {
             // Of a vast program what runs again comes first, and the rest goes to the host alone.
-            if !self.is_vast() || !self.may_run_again() {
+            if !self.extent.is_vast || !self.may_run_again() {
                 let hosted = self.hosted(&cuts[known.cut], known, &known.tried)?;
                 lighter.extend(hosted.into_iter().map(|tried| Simulated { tried, ..*known }));
             }
@@ -414,7 +406,7 @@ impl Pipelines<'_> {
             return Vec::new();
         };
         let halfway = limit + without.peak_bytes.saturating_sub(limit) / 2;
-        let may_host = !self.is_vast() && self.trial().may_host() && self.wanted.is_faster(without);
+        let may_host = !self.extent.is_vast && self.trial().may_host() && self.wanted.is_faster(without);
         std::iter::once(limit).chain(may_host.then_some(halfway)).map(Some).collect()
     }
 
@@ -475,7 +467,7 @@ impl Pipelines<'_> {
 
     fn trial(&self) -> Trial<'_> {
         let (request, machine, passes) = (self.request, self.machine, &self.searched.best.passes);
-        Trial { request, machine, passes, is_vast: self.is_vast() }
+        Trial { request, machine, passes, is_vast: self.extent.is_vast }
     }
 
     /// The plan with the best of what was tried, which comes first.

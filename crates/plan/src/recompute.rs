@@ -62,8 +62,7 @@ impl Run<'_> {
         peak_bytes.saturating_sub(activation_bytes + temporary_bytes)
     }
 
-    /// About what a candidate takes once it keeps the memory limit: to make all that forward leaves again takes about a quarter of a step's
-    /// operations, and little of it is dear, because what is cheap for its memory is made again first.
+    /// About what a candidate takes once it keeps the memory limit.
     pub fn expected_ns(&self, found: &Found) -> i64 {
         self.expected(found, found.least_ns, found.prediction.peak_bytes)
     }
@@ -71,8 +70,7 @@ impl Run<'_> {
     /// The same for one that takes and holds so much before anything runs again, and is like `found` otherwise.
     fn expected(&self, found: &Found, least_ns: i64, peak_bytes: u64) -> i64 {
         let Prediction { activation_bytes, compute_ns, .. } = found.prediction;
-        let share = self.excess(peak_bytes) as f64 / activation_bytes.max(1) as f64;
-        least_ns.saturating_add((compute_ns as f64 / 4.0 * share * share) as i64)
+        least_ns.saturating_add(again_ns(compute_ns, self.excess(peak_bytes), activation_bytes))
     }
 
     /// What a candidate is expected to be within the memory limit: what it is where it keeps it, and otherwise what it becomes once it holds less,
@@ -310,6 +308,13 @@ impl Run<'_> {
     }
 }
 
+/// About what it takes to hold so much less of what forward leaves, of a step whose operations take so long: to make all of it again takes about
+/// a quarter of that, and little of it is dear, because what is cheap for its memory is made again first.
+pub fn again_ns(computed_ns: i64, excess: u64, activation_bytes: u64) -> i64 {
+    let share = excess as f64 / activation_bytes.max(1) as f64;
+    (computed_ns as f64 / 4.0 * share * share) as i64
+}
+
 /// The best of what choices become that hold less and less, until one keeps the limit or so many were tried, the first one by as much less as
 /// `peak` is over the limit.
 /// What is counted leaves out what the passes add, and that several micro-batches are under way in a pipeline.
@@ -331,19 +336,21 @@ pub fn corrected<T>(
         if best.as_ref().is_none_or(|(best, _)| one.0.fitness(limit) < best.fitness(limit)) {
             best = Some(one);
         }
-        if over == 0 {
-            kept = Some(target);
-        } else if kept.is_some() {
-            failed = target;
-        } else if choice.most.bytes > target {
-            break;
-        } else {
-            failed = target;
-            target = target.saturating_sub(over.saturating_mul(times));
-            times *= corrections.growth;
-            continue;
-        }
-        let least = kept.unwrap_or(target);
+        let least = match kept {
+            _ if over == 0 => target,
+            Some(least) => {
+                failed = target;
+                least
+            }
+            None if choice.most.bytes > target => break,
+            None => {
+                failed = target;
+                target = target.saturating_sub(over.saturating_mul(times));
+                times *= corrections.growth;
+                continue;
+            }
+        };
+        kept = Some(least);
         // Closer than this they differ in small results alone.
         if raises == 0 || failed.saturating_sub(least) <= all / 32 {
             break;
