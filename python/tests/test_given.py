@@ -202,3 +202,28 @@ def test_what_masks_select_that_follow_from_the_code_has_a_known_size(use):
     graph = unisono.capture(step, example=(x,))
     found, _ = interpret(graph.decoded(), [item.tensor for item in graph.capture.inputs.inputs])
     torch.testing.assert_close(found[0], step(x))
+
+
+class Opening(nn.Module):
+    """A layer of whose outputs a mask selects rows, one more at each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.open: torch.Tensor
+        self.register_buffer("open", torch.tensor(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        selected = self.layer(x)[torch.arange(6) < self.open]
+        self.open += 1
+        return selected.square().sum()
+
+
+def test_what_a_mask_selects_by_a_buffer_that_the_step_changes_is_not_taken_for_the_same_at_every_call():
+    x, losses = torch.randn(6, 4), []
+    for how in (lambda step, **_: step, parallelize):
+        torch.manual_seed(0)
+        model = Opening()
+        step = how(lambda x, model=model: model(x), model=model, example=(x,))
+        losses.append(torch.stack([step(x).detach() for _ in range(3)]))
+    torch.testing.assert_close(*losses)

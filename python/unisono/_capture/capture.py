@@ -342,6 +342,9 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
             if by_values and given.asked:
                 given.asked = None  # it does more with what has data than to choose by it
                 continue
+            if by_values and given.constants:
+                given.constants = None  # a buffer that one followed from may be written later in the step
+                continue
             # What is said of values that are known is said of those that cannot be.
             first = error if first is None or (given.is_known and not compiling.is_told and by_values) else first
             if by_values and given.may_be_known():

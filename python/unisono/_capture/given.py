@@ -36,6 +36,8 @@ class Given:
     Attributes:
         is_known: whether values of theirs are known.
         asked: the leaves of the arguments by whose values the step may choose all the same; ``None`` where it may by none.
+        constants: how often a value was taken for the same at every call; ``None`` where none is, since the step changes what
+            one followed from.
         values: what rows give for the call that is captured.
         rows: what values follow from, each once.
     """
@@ -44,6 +46,7 @@ class Given:
         """Takes the leaves of the arguments, if they have values."""
         self.is_known = False
         self.asked: set[int] | None = None if leaves is None else set()
+        self.constants: int | None = 0
         self.rows: list[Row] = []
         self._has_values, self._numbers = leaves is not None, dict[str, int]()
         self.values = Values(self.rows, leaves or [])
@@ -58,8 +61,11 @@ class Given:
         node = recorder.node_of(tensor) if recorder is not None else None
         if self.asked is None or node is None or recorder is None:
             return False
-        rows = _Block(recorder).of(node)
+        found = _Block(recorder)
+        rows = found.of(node)
         leaves = [] if rows is None else leaves_of([["block", rows]], 0)
+        if leaves:
+            found.note_asked()
         self.asked.update(leaves)
         return bool(leaves)
 
@@ -75,6 +81,7 @@ class Given:
         rows = found.of(node)
         if rows is None or not (self.is_known or {*leaves_of([["block", rows]], 0)} <= (self.asked or set())):
             return None
+        found.note_asked()
         if found.writes:
             return self._number(["block", rows])
         numbers: list[int] = []
@@ -82,13 +89,17 @@ class Given:
             numbers.append(self._number(_renumbered(row, numbers)))
         return numbers[-1]
 
-    @staticmethod
-    def constant(node: torch.fx.Node | None) -> Any:
+    def constant(self, node: torch.fx.Node | None) -> Any:
         """What a recorded node gives at every call, because it follows from no argument; ``None`` where it does."""
         recorder = Recorder.current
-        rows = _Block(recorder).of(node) if recorder is not None and node is not None else None
+        if self.constants is None or recorder is None or node is None:
+            return None
+        found = _Block(recorder)
+        rows = found.of(node)
         if rows is None or leaves_of([["block", rows]], 0):
             return None
+        found.note_asked()
+        self.constants += 1
         with _plainly():
             return _computed(["block", rows], {}, ())
 
@@ -236,10 +247,12 @@ class _Block:
                 self._rows[one] = len(rows) - 1
         except _Unknown:
             return None
-        if self._outside:
-            self._recorder.note_asked(self._outside)
         at = self._rows[node]
         return rows if at == len(rows) - 1 else [*rows, ["aten.alias.default", [["@", at]], {}]]
+
+    def note_asked(self) -> None:
+        """Notes that something follows from the tensors from outside that the rows have the values of."""
+        self._recorder.note_asked(self._outside)
 
     def _row(self, node: torch.fx.Node) -> Row:
         if node in self._recorder.given:
