@@ -18,7 +18,7 @@ use crate::{
     plan::Prediction,
     priced_copies::Copies,
     prices::Prices,
-    run::{Found, Met, Run},
+    run::{Found, Met, Request, Run},
     tables::Tables,
 };
 
@@ -112,7 +112,7 @@ impl Along<'_> {
         let setting = self.setting(true, &charges);
         let tables = Tables::new(&setting)?;
         let mut tries = Tries::new(self, &tables);
-        let prices = if self.is_last() { self.prices() } else { &[Prices::HALF] };
+        let prices = if self.is_last() { self.prices() } else { vec![Prices::HALF] };
         for prices in prices {
             let problem = tables.problem.scaled(|class| prices.percent(class));
             let solution = Solver::new(&problem, self.proposing(true)).solve();
@@ -153,7 +153,7 @@ impl Along<'_> {
         let mut over: Vec<(Prices, Carried)> = Vec::new();
         let mut was_met = false;
         for prices in self.prices() {
-            let is_plain = *prices == Prices::PLAIN;
+            let is_plain = prices == Prices::PLAIN;
             let scaled;
             let problem = if is_plain {
                 &tables.problem
@@ -164,7 +164,7 @@ impl Along<'_> {
             let mut copies = weighs_copies.then(|| Copies::new(self, (problem, strict)));
             let choices = match copies.as_mut().and_then(Copies::at_known_price) {
                 Some(choices) => choices,
-                None => match self.solved(problem, strict, *prices) {
+                None => match self.solved(problem, strict, prices) {
                     Ok(free) => {
                         if is_plain {
                             tries.bound = free.bound.primary();
@@ -186,7 +186,7 @@ impl Along<'_> {
                 {
                     copies.reprice(&first, &mut tries)?;
                 }
-                over.push((*prices, first));
+                over.push((prices, first));
             }
             if self.is_beaten_under_any(&tries.found) {
                 break;
@@ -228,13 +228,22 @@ impl Along<'_> {
         self.number > 0 && self.is_folded() && own.is_some_and(|own| own / (100 + BEATEN) * 100 > least)
     }
 
-    /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often.
-    fn prices(&self) -> &'static [Prices] {
-        let count = self.run.extent.prices;
-        match self.program {
-            Program::Folded(_) => &Prices::OF_FEW[..count.min(Prices::OF_FEW.len())],
-            Program::Whole(_) => &Prices::TRIED[..count.min(Prices::TRIED.len())],
+    /// The prices that are tried. A single look at few layers that stand for many is under those that plans are best under most often. In micro-batches
+    /// under a memory limit those are tried next under which each gathers for itself.
+    fn prices(&self) -> Vec<Prices> {
+        let Request { mesh, memory_limit, .. } = *self.run.request;
+        let tried: &[Prices] = match self.program {
+            Program::Folded(_) => &Prices::OF_FEW,
+            Program::Whole(_) => &Prices::TRIED,
+        };
+        let mut tried = tried[..self.run.extent.prices.min(tried.len())].to_vec();
+        if mesh.micro_batches() > 1 && memory_limit.is_some() {
+            let of_each = Prices::of_each(mesh.micro_batches());
+            if !tried.contains(&of_each) {
+                tried.insert(1, of_each);
+            }
         }
+        tried
     }
 
     /// The solution under some prices. In a large search of several axes no bound of the outer one is asked for: what only proposes will do where it

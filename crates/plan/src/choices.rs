@@ -24,6 +24,9 @@ const SEGMENTS: [usize; 15] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128
 const MANY: usize = 1 << 10;
 /// How many budgets are tried for each.
 const BUDGETS: usize = 6;
+/// After so many budgets that are not enough the next falls by as many times what is over the limit as the last ones fell short of it, up to some times.
+const PATIENCE: usize = 2;
+const MOST_TIMES: u64 = 4;
 /// For how many moments at once budgets are tried.
 const MOMENTS: usize = 2;
 /// Where there are so many choices all are tried.
@@ -256,8 +259,11 @@ impl Forward {
             pass.operations.clone().next_back().is_none_or(|last| self.follows[last].is_none())
         };
         let each = (self.passes.iter().filter(decides).count() * moments) as u64;
-        let below = |weight: u64, held: u64| weight.saturating_sub((held - limit).saturating_mul(each));
+        let excess = |held: u64| (held - limit).saturating_mul(each);
+        let below = |weight: u64, held: u64| weight.saturating_sub(excess(held));
         let (mut light, mut heavy) = (0, tables.heaviest);
+        // What choices over the limit weigh and hold, the last one behind the others.
+        let mut over: Vec<(u64, u64)> = Vec::new();
         let mut budget = if held > limit { below(heavy, held) } else { heavy };
         let mut found = Vec::new();
         for _ in 0..BUDGETS {
@@ -271,7 +277,9 @@ impl Forward {
                     break;
                 } else {
                     heavy = budgeted.weight.min(heavy);
-                    next = below(heavy, choice.most.bytes);
+                    over.push((budgeted.weight, choice.most.bytes));
+                    let times = if over.len() > PATIENCE { slowness(&over, each) } else { 1 };
+                    next = heavy.saturating_sub(excess(choice.most.bytes).saturating_mul(times));
                 }
                 found.push(choice);
             } else {
@@ -315,6 +323,13 @@ impl Forward {
             }
         }
     }
+}
+
+/// How many times more weight than the two last choices over a limit differ by made them hold that much less, where each byte weighs as often as `each`.
+fn slowness(over: &[(u64, u64)], each: u64) -> u64 {
+    let [.., (heavier, more), (lighter, less)] = *over else { return 1 };
+    let held = more.saturating_sub(less).saturating_mul(each);
+    (heavier.saturating_sub(lighter) / held.max(1)).clamp(1, MOST_TIMES)
 }
 
 /// Less is better: less time within the limit, less memory beyond it.

@@ -115,6 +115,14 @@ impl Prediction {
         made.holding(&alive, buffers).beside(memory.on_host, cluster)
     }
 
+    /// The same for a program in which so many micro-batches are under way at once, each of which holds what forward leaves for backward.
+    #[must_use]
+    pub const fn with_under_way(self, micro_batches: u32) -> Self {
+        let more = self.activation_bytes * (micro_batches as u64 - 1);
+        let (peak_bytes, activation_bytes) = (self.peak_bytes + more, self.activation_bytes + more);
+        Self { peak_bytes, activation_bytes, ..self }
+    }
+
     /// Whether parts of forward run again, or are on the host, or state is there, so that less is held.
     pub const fn holds_less(&self) -> bool {
         self.recomputed_ns > 0 || self.offloaded_bytes > 0

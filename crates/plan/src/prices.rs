@@ -37,6 +37,13 @@ impl Prices {
     /// The prices that few layers are decided under, those under which plans are best most often first.
     pub const OF_FEW: [Self; 3] = [Self::HALF, Self::PLAIN, Self { windowed: 10, awaited: 100 }];
 
+    /// Those where each of so many micro-batches gathers stored state again and reduces its own gradients, half of which is hidden: held from one
+    /// to the next they may take too much memory.
+    pub fn of_each(micro_batches: u32) -> Self {
+        let windowed = u16::try_from(micro_batches.saturating_mul(u32::from(Self::HALF.windowed)));
+        Self { windowed: windowed.unwrap_or(u16::MAX), ..Self::HALF }
+    }
+
     /// What the tables of a class count for.
     pub fn percent(self, class: ClassId) -> u32 {
         u32::from(match class {

@@ -19,6 +19,9 @@ use crate::{
 /// How often the state that is on the host is halved.
 const PARTS: u32 = 4;
 
+/// Of what forward leaves in pipeline stages one part in so many stays when all runs again that can.
+const STAYS: u64 = 8;
+
 /// How a choice that is over the limit after the passes is made again for a lower one.
 #[derive(Clone, Copy)]
 pub struct Corrections {
@@ -56,10 +59,16 @@ impl Run<'_> {
         self.request.memory_limit.is_none_or(|limit| self.least_bytes(found) <= limit)
     }
 
-    /// What a candidate holds at its peak beside what is made in forward, and what is made and read at once.
+    /// What a candidate holds at its peak beside what is made in forward, and what is made and read at once. Where several
+    /// micro-batches are under way the latter is sums of gradients, which stay, and so does some of what is made in forward.
     pub fn least_bytes(&self, found: &Found) -> u64 {
         let Prediction { peak_bytes, activation_bytes, temporary_bytes, .. } = found.prediction;
-        peak_bytes.saturating_sub(activation_bytes + temporary_bytes)
+        let saved = if self.under_way() > 1 {
+            activation_bytes - activation_bytes / STAYS
+        } else {
+            activation_bytes + temporary_bytes
+        };
+        peak_bytes.saturating_sub(saved)
     }
 
     /// About what a candidate takes once it keeps the memory limit.

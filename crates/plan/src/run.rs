@@ -313,7 +313,15 @@ impl<'a> Run<'a> {
         let found = sim::predict(&graph, self.machine)?;
         let (offloaded_bytes, host_state_bytes) = (offloaded(&graph), state_on_host(&graph));
         let made = Prediction { offloaded_bytes, host_state_bytes, ..Prediction::default() };
-        Ok(made.of(&found, self.request.memory_limit.map(Bytes), self.request.cluster))
+        let made = made.of(&found, self.request.memory_limit.map(Bytes), self.request.cluster);
+        Ok(made.with_under_way(self.under_way()))
+    }
+
+    /// How many micro-batches what is predicted holds what forward leaves for. Of a vast program in stages, whose stages few are simulated of, as many
+    /// as the first stage has begun before it ends one; of others one, and what is too much shows when they are taken apart.
+    pub fn under_way(&self) -> u32 {
+        let mesh = self.request.mesh;
+        if self.extent.is_vast { mesh.stages().min(mesh.micro_batches()).max(1) } else { 1 }
     }
 
     /// Whether a solution near this one was met before along the same axis; from now on this one was.
