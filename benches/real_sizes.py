@@ -203,7 +203,7 @@ sys.exit(status)
 def plan(command: str, message: Path, cluster: Path) -> str:
     """One line of what a plan took and what it predicts."""
     measured = [sys.executable, "-I", "-S", "-c", USED]
-    planned = [command, "plan", str(message), "--ranks", "8", "--cluster", str(cluster)]
+    planned = [command, "plan", str(message), "--mesh", "ranks=8", "--cluster", str(cluster)]
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]
     small = subprocess.run([*shell, *measured, *planned], capture_output=True, text=True, check=False)
     if small.returncode:

@@ -179,10 +179,10 @@ def parallelize(
             ``DataLoader`` gives it, or a dictionary of them by their names. Where the model is on a device, tensors may be on the host,
             here and at each call: each rank's shard is copied there, through pinned memory, and nobody waits for that.
         mesh: axes with their sizes, the outer one first, such as ``{"data": 2, "tensor": 4}``, or a ``DeviceMesh`` with named dimensions;
-            by default one axis of all ranks. With ``"auto"`` the planner chooses among all ways to make one or two axes, ``ranks``,
-            or ``outer`` and ``inner``, and ``stages`` where these are faster, which takes it several times as long. An axis called
-            ``stages`` takes the program itself apart: each of its ranks runs a part of it, in micro-batches, and holds the state
-            that this part uses.
+            by default, or with ``"auto"``, the planner chooses among all ways to make one or two axes, ``ranks``, or ``outer`` and
+            ``inner``, and ``stages`` where these are faster; pins that name an axis have it choose among those with that axis. An
+            axis called ``stages`` takes the program itself apart: each of its ranks runs a part of it, in micro-batches, and holds
+            the state that this part uses.
         micro_batches: how many slices of its batch each rank computes one after the other, adding up their gradients: what forward keeps
             for backward takes that much less memory, and the step gives what it gives at once. Where something needs the whole batch in
             the middle, as batch norm does in training, all slices come that far first. Of a later batch that has no so many equal

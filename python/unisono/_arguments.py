@@ -22,7 +22,7 @@ SEARCHED = "auto"
 def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
     """The axes of the mesh with their sizes, the outer one first, checked against the number of ranks.
 
-    Where the planner is to choose (``"auto"``), one axis until it has.
+    Where the planner is to choose (none, or ``"auto"``), one axis until it has.
     """
     if mesh is None or mesh == SEARCHED:
         return {"ranks": count}
@@ -46,8 +46,11 @@ def mesh_of(mesh: Mapping[str, int] | Any | None, count: int) -> dict[str, int]:
     return {str(name): int(size) for name, size in axes.items()}
 
 
-def planned_mesh(mesh: Mapping[str, int] | str | None, ranks: int | None) -> dict[str, Any]:
-    """The planner's settings for a mesh that need not be there: its axes, or how many ranks it is to have; by default all of a cluster.
+def planned_mesh(
+    mesh: Mapping[str, int] | str | None, ranks: int | None, stages: int | None, held: int | None
+) -> dict[str, Any]:
+    """The planner's settings for a mesh that need not be there: its axes, or how many ranks and pipeline stages one is to have that is
+    searched for; by default all the ranks that a cluster holds.
 
     Raises:
         ConfigurationError: it is no mesh, or neither it nor the cluster says how many ranks there are.
@@ -56,11 +59,12 @@ def planned_mesh(mesh: Mapping[str, int] | str | None, ranks: int | None) -> dic
         if not isinstance(mesh, Mapping):
             hint = f'name axes with their sizes, such as mesh={{"data": 2, "tensor": 4}}, or {SEARCHED!r}'
             raise ConfigurationError(f"`mesh` is {mesh!r}", code="U0205", hint=hint)
-        return {"mesh": dict(mesh), "ranks": None}
+        return {"mesh": dict(mesh), "ranks": ranks, "stages": stages}
+    ranks = held if ranks is None else ranks
     if ranks is None:
-        hint = 'say it: `mesh={"data": 2, "tensor": 4}`'
+        hint = 'say it: `ranks=8`, or `mesh={"data": 2, "tensor": 4}`'
         raise ConfigurationError("the cluster does not say how many ranks there are", code="U0205", hint=hint)
-    return {"mesh": {} if mesh == SEARCHED else {"ranks": ranks}, "ranks": ranks}
+    return {"mesh": {}, "ranks": ranks, "stages": stages}
 
 
 def plain_pins(pins: Any) -> dict[str, dict[str, str]]:

@@ -74,6 +74,8 @@ class StepGraph:
         cluster: str | Path,
         *,
         mesh: Mapping[str, int] | str | None = None,
+        ranks: int | None = None,
+        stages: int | None = None,
         micro_batches: int | None = None,
         recompute: str | None = None,
         reduce_dtype: torch.dtype | str | None = None,
@@ -91,8 +93,11 @@ class StepGraph:
         Args:
             cluster: a preset with its size, such as ``"h100:8x8"`` for 8 nodes of 8 (``unisono cluster`` lists them), a path to a
                 description, or a description.
-            mesh: the axes with their sizes, the outer one first; ``"auto"`` has the planner choose one or two, and pipeline
-                stages where these are faster. By default one axis of all ranks that the cluster has.
+            mesh: the axes with their sizes, the outer one first. By default, or with ``"auto"``, the planner chooses among all ways to make
+                one or two, called ``ranks``, or ``outer`` and ``inner``, and pipeline stages where these are faster; pins that name an axis
+                have it choose among those with that axis.
+            ranks: how many ranks there are; by default those of the mesh, or all that the cluster has.
+            stages: how many pipeline stages there are, where the mesh is not given; by default as many as are fastest.
             micro_batches: how many slices of its batch each rank computes one after the other; by default one, unless only more keep the
                 memory limit, or are faster under it.
             recompute: what of forward is computed again in backward: ``"none"``, ``"full"``, or by default what the memory limit asks for.
@@ -121,7 +126,7 @@ class StepGraph:
         description = cluster_text(cluster)
         limit = bytes_of(memory_limit)
         settings = {
-            **planned_mesh(mesh, _native.cluster_ranks(description)),
+            **planned_mesh(mesh, ranks, stages, _native.cluster_ranks(description)),
             "micro_batches": micro_batches,
             "recompute": recompute,
             "reduce_dtype": reduce_dtype_of(reduce_dtype),

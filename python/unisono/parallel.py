@@ -111,7 +111,7 @@ class ParallelStep:
         self._session.home = home_of(model, optimizers)
         self._train_step, self._caller, self._steps = train_step, Caller(train_step, self._session.home), 0
         self._on_change, self._captures, self._micro_batches = on_change, captures, micro_batches
-        self._session.searches_mesh = mesh == SEARCHED
+        self._session.searches_mesh = mesh is None or mesh == SEARCHED
         self._session.deferred = Deferred.of(model, optimizers)
         self._session.recompute, self._session.forbid = recompute, plain_forbid(forbid)
         self._session.reduce_dtype = reduce_dtype_of(reduce_dtype)

@@ -83,12 +83,12 @@ pub struct Plan {
     /// Print the JSON schema of what `--json` prints
     #[arg(long, exclusive = true)]
     schema: bool,
-    /// How many ranks there are: along one mesh axis called `ranks`, or with `--mesh auto` along the axes that suit best. All of the
+    /// How many ranks there are, along the axes that suit best. All of the
     /// cluster's, where neither this nor a mesh is given and it says how many it has
     #[arg(long)]
     ranks: Option<u32>,
-    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`, or `auto` for all ways to make one or two axes, and pipeline stages where these
-    /// are faster
+    /// The mesh: axes with their sizes, the outer one first, such as `data=2,tensor=4`. Unless given, or with `auto`, the best of all ways to make one axis,
+    /// `ranks`, or two, `outer` and `inner`, and pipeline stages where these are faster
     #[arg(long)]
     mesh: Option<String>,
     /// The cluster description, as `unisono profile` measures it, or a preset such as `h100:8x8`, 8 nodes of 8 (`unisono cluster` lists them)
@@ -112,7 +112,8 @@ pub struct Plan {
     /// Predict the plan with groups of operations as kernels, as `fuse=True` runs them
     #[arg(long)]
     fuse: bool,
-    /// Take the program apart into so many pipeline stages, each on its share of the ranks; the same as an axis `stages` of the mesh
+    /// Take the program apart into so many pipeline stages: each on its share of the ranks, where no mesh is given, and otherwise as an axis `stages` before
+    /// the mesh's
     #[arg(long)]
     stages: Option<u32>,
     /// In which order each stage runs its micro-batches: `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, `dualpipe-v`, `searched`,
@@ -167,11 +168,13 @@ impl Plan {
         let cluster = self.cluster()?;
         let graph = files::graph(path)?;
         let ranks = self.ranks(&cluster)?;
+        let (mesh, stages) = self.in_stages(self.mesh()?)?;
         let settings = PlanSettings {
             pins: self.pins()?,
             forbid: self.forbid(),
-            mesh: self.in_stages(self.mesh(ranks)?)?,
+            mesh,
             ranks,
+            stages,
             schedule: self.schedule()?,
             chunks: self.chunks,
             cuts: self.cuts.clone(),
@@ -279,42 +282,20 @@ impl Plan {
         }
     }
 
-    /// A mesh with the stages that are asked for, which share its ranks where it has one axis that was not named.
-    fn in_stages(&self, mesh: IndexMap<String, u32>) -> Result<IndexMap<String, u32>> {
-        let Some(stages) = self.stages else { return Ok(mesh) };
-        let refused = |message: String, hint: &str| Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
-        if mesh.is_empty() {
-            return refused(
-                "stages on a mesh that is searched for".into(),
-                "say the mesh, as in `--mesh data=2,tensor=4`",
-            );
-        }
+    /// A mesh with the stages that are asked for, and how many these are where the mesh is searched for.
+    fn in_stages(&self, mesh: IndexMap<String, u32>) -> Result<(IndexMap<String, u32>, Option<u32>)> {
+        let Some(stages) = self.stages.filter(|_| !mesh.is_empty()) else { return Ok((mesh, self.stages)) };
         if mesh.contains_key(STAGES) {
-            return refused("the mesh has an axis of stages already".into(), "leave `--stages` out");
+            let message = "the mesh has an axis of stages already";
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint("leave `--stages` out"));
         }
-        let mut made = IndexMap::from([(STAGES.to_owned(), stages)]);
-        for (axis, size) in mesh {
-            let inner = if self.mesh.is_some() {
-                size
-            } else if stages > 0 && size.is_multiple_of(stages) {
-                size / stages
-            } else {
-                return refused(
-                    format!("{size} ranks in {stages} stages"),
-                    "use stages that divide the ranks",
-                );
-            };
-            made.insert(axis, inner);
-        }
-        Ok(made)
+        Ok((std::iter::once((STAGES.to_owned(), stages)).chain(mesh).collect(), None))
     }
 
     /// The axes of the mesh; none where they are searched for.
-    fn mesh(&self, ranks: Option<u32>) -> Result<IndexMap<String, u32>> {
-        let text = match self.mesh.as_deref() {
-            None => return Ok(ranks.map(|ranks| ("ranks".to_owned(), ranks)).into_iter().collect()),
-            Some("auto") => return Ok(IndexMap::new()),
-            Some(text) => text,
+    fn mesh(&self) -> Result<IndexMap<String, u32>> {
+        let Some(text) = self.mesh.as_deref().filter(|mesh| *mesh != "auto") else {
+            return Ok(IndexMap::new());
         };
         let mut mesh = IndexMap::new();
         for part in text.split(',') {
@@ -379,7 +360,7 @@ fn cpu_seconds() -> Option<f64> {
 
 /// Says what a quick search predicts for each mesh.
 fn tell(candidates: &[Candidate]) {
-    for Candidate { mesh, prediction } in candidates {
+    for Candidate { mesh, prediction, .. } in candidates {
         let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
         let took = prediction.as_ref().map_or_else(
             || "nothing within the memory limit by a quick search".into(),

@@ -199,7 +199,9 @@ fn what_cannot_be_is_a_diagnostic_with_its_place() {
             "U0205",
             "has 4 ranks, not 3",
         ),
-        (format!("plan step.txt {with} --mesh auto --pins axis.toml"), "U0202", "pins name axes"),
+        (format!("plan step.txt {with} --mesh ranks=2 --pins axis.toml"), "U0202", "did you mean `ranks`?"),
+        (format!("plan step.txt {with} --stages 3"), "U0205", "2 ranks in 3 stages"),
+        (format!("plan step.txt {with} --mesh stages=2 --stages 2"), "U0205", "leave `--stages` out"),
         (
             format!("plan step.txt {with} --mesh auto --memory-limit 7"),
             "U0204",

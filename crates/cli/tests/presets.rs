@@ -43,7 +43,7 @@ fn files(test: &str) -> Files {
 
 fn figures(files: &Files, arguments: &str) -> Value {
     let (status, text, errors) = files.run(&format!("plan step.txt {arguments} --json"));
-    assert_eq!((status, errors.as_str()), (0, ""));
+    assert_eq!(status, 0, "{errors}");
     serde_json::from_str(&text).unwrap()
 }
 
@@ -66,7 +66,7 @@ fn presets_are_listed_and_printed_as_what_a_file_would_say() {
 fn a_plan_is_for_all_ranks_of_a_preset_within_the_memory_of_its_device() {
     let files = files("all");
     let found = figures(&files, "--cluster h100:2x4");
-    assert_eq!((&found["ranks"], &found["mesh"]["ranks"]), (&8.into(), &8.into()));
+    assert_eq!((&found["ranks"], found["mesh"].as_object().unwrap().len()), (&8.into(), 2));
     assert_eq!(found["memory_limit"], 80_000_000_000_u64);
     let found = figures(&files, "--cluster h100:2x4 --ranks 2 --memory-limit 70GB");
     assert_eq!((&found["ranks"], &found["memory_limit"]), (&2.into(), &70_000_000_000_u64.into()));

@@ -4,20 +4,20 @@ use std::cell::OnceCell;
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
-use ir::{Graph, Mesh, MeshAxis};
+use ir::{Graph, Mesh, MeshAxis, STAGES};
 use shard::canonical;
 
 use crate::{
     divides::require_slices,
     effort::Effort,
-    meshes::{Candidate, Prospect, meshes, prospect, search_meshes},
+    meshes::{Candidate, Prospect, prospect, search_meshes, suiting},
     pipelines::{InStages, search_stages},
     plan::{Plan, Prediction},
     run::Request,
     search::search,
     settings::PlanSettings,
     shorter::Shorter,
-    stage_counts::faster_in_stages,
+    stage_counts::{Pipelines, faster_in_stages},
     suits::if_it_suits,
     wish::Wanted,
 };
@@ -53,17 +53,32 @@ pub struct Asked<'a> {
 }
 
 impl Asked<'_> {
+    /// The plan; `told` hears what quick searches predict for the meshes, where it is searched for.
+    pub fn plan(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+        let PlanSettings { stages, effort, .. } = self.settings;
+        match (self.settings.searched_ranks(), stages) {
+            (Some(ranks), Some(stages)) if *stages > 1 => self.in_so_many_stages(ranks, *stages),
+            (Some(_), None) if *effort == Effort::Full => self.or_in_stages(self.in_one_piece(told)),
+            _ if self.settings.mesh().stages() > 1 => self.in_stages(),
+            _ => self.in_one_piece(told),
+        }
+    }
+
     /// The plan without stages.
-    pub fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+    fn in_one_piece(&self, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
         let PlanSettings { micro_batches, effort, recompute, .. } = self.settings;
-        let found = self.planned((micro_batches.unwrap_or(1), *effort), told);
+        let mut seen = Vec::new();
+        let found = self.planned((micro_batches.unwrap_or(1), *effort), |candidates| {
+            seen = candidates.to_vec();
+            told(candidates);
+        });
         if let Some(count) = micro_batches {
             return found.map_err(|refused| self.said_with_slices(refused, *count));
         }
         let found = match found {
             Err(refused) if refused.code == Code::NO_PLAN => {
                 if self.is_large()
-                    && let Some(promising) = self.in_slices(None)?
+                    && let Some(promising) = self.in_slices(None, &[])?
                 {
                     return Ok(promising);
                 }
@@ -74,7 +89,7 @@ impl Asked<'_> {
         }?;
         // Slices may be faster than to run parts of forward twice.
         let takes_time = found.prediction.holding_less_ns() > found.prediction.step_ns / WORTH_WEIGHING;
-        if takes_time && recompute.is_none() { self.weighed(found) } else { Ok(found) }
+        if takes_time && recompute.is_none() { self.weighed(found, &seen) } else { Ok(found) }
     }
 
     /// The error of a limit that no plan keeps, with the number of micro-batches with which all ranks can shard the batch, where this one is too large for that.
@@ -112,9 +127,7 @@ impl Asked<'_> {
         larger.device.host_memory_bytes = None;
         let settings = PlanSettings { effort: Effort::Quick, ..self.settings.clone() };
         let asked = Asked { cluster: &larger, settings: &settings, ..*self };
-        let in_stages = self.settings.mesh().stages() > 1;
-        let found = if in_stages { asked.in_stages() } else { asked.in_one_piece(|_| {}) };
-        let Ok(plan) = found else { return refused };
+        let Ok(plan) = asked.plan(|_| {}) else { return refused };
         let Prediction { peak_bytes, host_bytes, .. } = plan.prediction;
         let given =
             device.host_memory_bytes.map_or("none is given".to_owned(), |given| format!("{given} are given"));
@@ -130,7 +143,7 @@ impl Asked<'_> {
     }
 
     /// The plan on a mesh that is searched for, or one in pipeline stages that is faster, or that keeps the limit where none does without.
-    pub fn or_in_stages(&self, found: Result<Plan>) -> Result<Plan> {
+    fn or_in_stages(&self, found: Result<Plan>) -> Result<Plan> {
         let settings = self.settings;
         let open = found.as_ref().map_or_else(|refused| refused.code == Code::NO_PLAN, |_| true);
         let (true, Some(ranks)) = (open && self.cluster.kinds.is_empty(), settings.ranks) else {
@@ -138,7 +151,13 @@ impl Asked<'_> {
         };
         let mesh = settings.mesh_of(1);
         let known = found.as_ref().ok();
-        match faster_in_stages(&self.request(&mesh), ranks, settings.micro_batches, known)? {
+        let pipelines = Pipelines {
+            ranks,
+            stages: None,
+            micro_batches: settings.micro_batches,
+            wanted: Wanted::default(),
+        };
+        match faster_in_stages(&self.request(&mesh), pipelines, known)? {
             Some(faster) => Ok(faster),
             None => found,
         }
@@ -152,7 +171,7 @@ impl Asked<'_> {
     ) -> Result<Plan> {
         let mesh = self.mesh_of(micro_batches)?;
         let request = Request { effort, ..self.request(&mesh) };
-        match self.searched_ranks() {
+        match self.settings.searched_ranks() {
             Some(ranks) => search_meshes(&request, ranks, told),
             None => search(&request)?.plan(),
         }
@@ -167,14 +186,9 @@ impl Asked<'_> {
         Ok(mesh)
     }
 
-    /// How many ranks there are, where the mesh is searched for.
-    fn searched_ranks(&self) -> Option<u32> {
-        self.settings.ranks.filter(|_| self.settings.mesh.is_empty())
-    }
-
     fn request<'a>(&'a self, mesh: &'a Mesh) -> Request<'a> {
         // A search along a single axis is of the whole step.
-        let is_single = self.searched_ranks().is_none() && mesh.axes.len() == 1;
+        let is_single = self.settings.searched_ranks().is_none() && mesh.axes.len() == 1;
         let shorter = || self.shorter.get_or_init(|| Shorter::of(&canonical(self.cleaned))).as_ref();
         Request {
             graph: self.cleaned,
@@ -194,20 +208,35 @@ impl Asked<'_> {
         }
     }
 
+    /// The plan in so many pipeline stages, on a mesh that is searched for.
+    fn in_so_many_stages(&self, ranks: u32, stages: u32) -> Result<Plan> {
+        let (wanted, micro_batches) = self.wanted()?;
+        let mesh = self.settings.mesh_of(1);
+        let request = self.request(&mesh);
+        // The first mesh that suits, of one axis unless two are named, says what does not suit the step.
+        let within = suiting(&request, ranks / stages, None).swap_remove(0);
+        let axes = within.axes.into_iter().map(|axis| (axis.name, axis.size));
+        let mesh = std::iter::once((STAGES.to_owned(), stages)).chain(axes).collect();
+        let settings = PlanSettings { mesh, stages: None, ..self.settings.clone() };
+        let found = Asked { settings: &settings, ..*self }.in_stages();
+        let known = if_it_suits(found.as_ref().map_err(Clone::clone))?;
+        let pipelines = Pipelines { ranks, stages: Some(stages), micro_batches, wanted };
+        faster_in_stages(&request, pipelines, known)?.map_or(found, Ok)
+    }
+
+    /// What is asked of pipeline stages, and the number of micro-batches where it or their schedule says it.
+    fn wanted(&self) -> Result<(Wanted<'_>, Option<u32>)> {
+        let PlanSettings { schedule, chunks, cuts, micro_batches, .. } = self.settings;
+        let (schedule, cuts) = (schedule.as_ref(), cuts.as_deref());
+        let wanted = Wanted { schedule, chunks: *chunks, cuts, faster_than_ns: None };
+        let scheduled = if micro_batches.is_some() { *micro_batches } else { wanted.micro_batches()? };
+        Ok((wanted, scheduled))
+    }
+
     /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages,
     /// as far as the batch can be sliced so.
-    pub fn in_stages(&self) -> Result<Plan> {
-        let PlanSettings { schedule, chunks, cuts, micro_batches, .. } = self.settings;
-        let wanted = Wanted {
-            schedule: schedule.as_ref(),
-            chunks: *chunks,
-            cuts: cuts.as_deref(),
-            faster_than_ns: None,
-        };
-        let micro_batches = match micro_batches {
-            Some(count) => Some(*count),
-            None => wanted.micro_batches()?,
-        };
+    fn in_stages(&self) -> Result<Plan> {
+        let (wanted, micro_batches) = self.wanted()?;
         let of = |count: u32| {
             let mesh = self.mesh_of(count)?;
             match search_stages(&self.request(&mesh), wanted)? {
@@ -248,16 +277,22 @@ impl Asked<'_> {
     }
 
     /// The plan with as many micro-batches as quick searches promise most of, if that is faster than what is known. No more are tried than those with which
-    /// all of what forward leaves can be held.
-    fn in_slices(&self, known: Option<&Plan>) -> Result<Option<Plan>> {
+    /// all of what forward leaves can be held, and no meshes on which the whole batch at once was not `seen` to be faster.
+    fn in_slices(&self, known: Option<&Plan>, seen: &[Candidate]) -> Result<Option<Plan>> {
         let known_ns = known.map(|plan| plan.prediction.step_ns);
         let mut sliced = Vec::new();
         for count in self.counts(known.map_or(1, |plan| plan.micro_batches)) {
             let Some(mesh) = if_it_suits(self.mesh_of(count))? else { continue };
-            sliced.push(match self.searched_ranks() {
-                Some(ranks) => meshes(ranks, mesh.time_axis()),
+            let mut meshes = match self.settings.searched_ranks() {
+                Some(ranks) => suiting(&self.request(&mesh), ranks, mesh.time_axis()),
                 None => vec![mesh],
-            });
+            };
+            let known_ns = known_ns.unwrap_or(i64::MAX);
+            meshes.retain(|mesh| seen.iter().all(|one| one.may_be_faster_on(mesh, known_ns)));
+            if meshes.is_empty() {
+                break;
+            }
+            sliced.push(meshes);
         }
         let mut promises = Vec::new();
         for on in &sliced {
@@ -289,9 +324,9 @@ impl Asked<'_> {
 
     /// A plan that runs parts of forward again, or a faster one with micro-batches: of a large step those that promise most, of others those that are
     /// faster by a quick search, searched with all effort.
-    fn weighed(&self, plan: Plan) -> Result<Plan> {
+    fn weighed(&self, plan: Plan, seen: &[Candidate]) -> Result<Plan> {
         if self.is_large() {
-            let sliced = self.in_slices(Some(&plan))?;
+            let sliced = self.in_slices(Some(&plan), seen)?;
             return Ok(faster(plan, sliced));
         }
         let from = (plan.micro_batches, Effort::Quick);

@@ -9,7 +9,7 @@ use ir::{Collective, CollectiveKind, Mesh};
 pub type Forbid = IndexMap<String, Vec<String>>;
 
 /// What stands for every axis, and for every kind.
-const ALL: &str = "*";
+pub const ALL: &str = "*";
 
 /// The kinds that plans are made of along an axis of ranks.
 const KINDS: [CollectiveKind; 5] = [

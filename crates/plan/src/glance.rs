@@ -21,6 +21,13 @@ pub struct Glance<'a> {
     pub expected: Vec<Found>,
 }
 
+impl Glance<'_> {
+    /// The least that anything takes which few layers were found to do, within the memory limit or not, in nanoseconds.
+    pub fn least_ns(&self) -> Option<i64> {
+        self.expected.iter().map(|one| one.least_ns).min()
+    }
+}
+
 /// What a quick search predicts.
 pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
     extrapolated(request).map_or_else(|| glance_at_whole(request), Ok)

@@ -1,15 +1,17 @@
 //! Which factors of the ranks make the axes of the mesh, where none is given: every choice is searched with little effort, and the best few
 //! with all.
 
-use std::{cell::OnceCell, thread};
+use std::{cell::OnceCell, collections::BTreeSet, thread};
 
 use base::{Audience, Code, Diagnostic, Result};
-use ir::{Mesh, MeshAxis};
+use ir::{AxisKind, Mesh, MeshAxis};
 
 use crate::{
     effort::{Effort, Extent},
+    forbidden::{self, Forbid},
     from_shorter::expected,
     glance::{Glance, Outlook, extrapolated, glance_at_whole, outlook},
+    pins::Pins,
     plan::{Plan, Prediction},
     run::{Found, Request, Run},
     search::{Searched, search},
@@ -36,6 +38,18 @@ pub struct Candidate {
     pub mesh: Mesh,
     /// What a step takes; nothing where no plan was found within the memory limit.
     pub prediction: Option<Prediction>,
+    /// The least that one takes whether it keeps the limit or not, in nanoseconds; nothing where that is not known.
+    pub least_ns: Option<i64>,
+}
+
+impl Candidate {
+    /// Whether any plan on a mesh, which is this one but for micro-batches, may take less than what is known.
+    pub fn may_be_faster_on(&self, mesh: &Mesh, known_ns: i64) -> bool {
+        let of_ranks = |mesh: &Mesh| {
+            mesh.axes.iter().filter(|axis| axis.kind == AxisKind::Ranks).cloned().collect::<Vec<_>>()
+        };
+        of_ranks(mesh) != of_ranks(&self.mesh) || self.least_ns.is_none_or(|least| least < known_ns)
+    }
 }
 
 /// The meshes of one and of two axes that a number of ranks makes, each with the same slices.
@@ -47,10 +61,28 @@ pub fn meshes(ranks: u32, slices: Option<&MeshAxis>) -> Vec<Mesh> {
     axes.map(|axes| Mesh { axes: axes.into_iter().chain(slices.cloned()).collect() }).collect()
 }
 
+/// The same that have all axes which pins name, or collectives that are to be done without.
+pub fn suiting(request: &Request<'_>, ranks: u32, slices: Option<&MeshAxis>) -> Vec<Mesh> {
+    let mut meshes = meshes(ranks, slices);
+    meshes.retain(|mesh| has_steered(request, mesh));
+    meshes
+}
+
+/// Whether a mesh has all axes that pins name, or collectives that are to be done without.
+pub fn has_steered(request: &Request<'_>, mesh: &Mesh) -> bool {
+    steered(request.pins, request.forbid).iter().all(|name| mesh.axis(name).is_some())
+}
+
+/// The axes that pins name, or collectives that are to be done without.
+pub fn steered<'a>(pins: &'a Pins, forbid: &'a Forbid) -> BTreeSet<&'a str> {
+    let of_pins = pins.values().flat_map(|placements| placements.keys());
+    of_pins.chain(forbid.keys()).map(String::as_str).filter(|name| *name != forbidden::ALL).collect()
+}
+
 /// The best plan on any mesh of so many ranks, with the micro-batches of the request's; `told` hears what the quick searches predict, from
 /// the best mesh on.
 pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
-    let meshes = meshes(ranks, request.mesh.time_axis());
+    let meshes = suiting(request, ranks, request.mesh.time_axis());
     if let [only] = &meshes[..] {
         return search(&Request { mesh: only, ..*request })?.plan();
     }
@@ -60,6 +92,7 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     let candidate = |(mesh, glance): &(&Mesh, Result<Glance<'_>>)| Candidate {
         mesh: (*mesh).clone(),
         prediction: glance.as_ref().ok().map(|glance| glance.prediction),
+        least_ns: glance.as_ref().ok().and_then(Glance::least_ns),
     };
     told(&quick.iter().map(candidate).collect::<Vec<_>>());
     if request.effort == Effort::Quick {

@@ -1,14 +1,16 @@
 //! What is asked of the planner, as settings.
 
-use base::{Code, Diagnostic, Result};
+use base::{Code, Diagnostic, Result, unknown_name_hint};
 use cluster::Cluster;
 use indexmap::IndexMap;
 use ir::{Dtype, Mesh, STAGES};
 use serde::{Deserialize, Serialize};
+use shard::stages::StageSet;
 
 use crate::{
     effort::Effort,
     forbidden::{self, Forbid},
+    meshes::{meshes, steered},
     pins::Pins,
     plan::mesh_of,
     run::{Offloading, Recomputation},
@@ -26,6 +28,9 @@ pub struct PlanSettings {
     /// How many ranks there are, where the mesh is searched for.
     #[serde(default)]
     pub ranks: Option<u32>,
+    /// How many pipeline stages it has, where the mesh is searched for; as many as are fastest where it is not said.
+    #[serde(default)]
+    pub stages: Option<u32>,
     /// How many micro-batches each rank computes one after the other. Unless it is said, the whole batch at once, or as many as keep the
     /// memory limit or are faster under it.
     #[serde(default)]
@@ -77,8 +82,7 @@ impl PlanSettings {
     pub fn check(&self, cluster: &Cluster) -> Result<()> {
         let mesh = self.mesh();
         mesh.check()?;
-        let is_searched = self.ranks.is_some() && self.mesh.is_empty();
-        forbidden::check(&self.forbid, (!is_searched).then_some(&mesh))?;
+        forbidden::check(&self.forbid, self.searched_ranks().is_none().then_some(&mesh))?;
         if let Some(held) = cluster.ranks().filter(|&held| held < mesh.ranks()) {
             let message = format!("a mesh of {} ranks on a cluster of {held}", mesh.ranks());
             let hint = "describe a larger cluster, or use fewer ranks";
@@ -94,17 +98,55 @@ impl PlanSettings {
             let message = format!("the mesh has {} ranks, not {ranks}", mesh.ranks());
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint("say one of them"));
         }
-        if is_searched && !self.pins.is_empty() {
-            let message = "pins name axes, and the mesh is to be searched for";
-            return Err(Diagnostic::new(Code::BAD_PIN, message).hint("give the mesh, or no pins"));
-        }
-        let stages = mesh.stages();
+        self.check_searched()?;
+        let stages = self.stages.unwrap_or_else(|| mesh.stages());
         if stages == 1 && (self.schedule.is_some() || self.chunks.is_some() || self.cuts.is_some()) {
             let message = "a schedule, chunks or cuts of pipeline stages, and one stage";
             let hint = format!("give the mesh an axis `{STAGES}`, or leave them out");
             return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
         }
         Ok(())
+    }
+
+    /// Refuses stages, pins and forbidden collectives that no mesh has room for which is searched for.
+    fn check_searched(&self) -> Result<()> {
+        let Some(ranks) = self.searched_ranks() else {
+            if self.stages.is_none() {
+                return Ok(());
+            }
+            let hint = format!("give the mesh an axis `{STAGES}`, or no mesh");
+            return Err(
+                Diagnostic::new(Code::BAD_MESH, "stages beside a mesh that says them itself").hint(hint)
+            );
+        };
+        let divides = |stages: &u32| (1..=StageSet::MOST).contains(stages) && ranks.is_multiple_of(*stages);
+        if let Some(stages) = self.stages.filter(|stages| !divides(stages)) {
+            let message = format!("{ranks} ranks in {stages} stages");
+            let hint = format!("use stages that divide the ranks, {} at most", StageSet::MOST);
+            return Err(Diagnostic::new(Code::BAD_MESH, message).hint(hint));
+        }
+        let named = steered(&self.pins, &self.forbid);
+        let within = ranks / self.stages.unwrap_or(1);
+        if meshes(within, None).iter().any(|mesh| named.iter().all(|name| mesh.axis(name).is_some())) {
+            return Ok(());
+        }
+        let names: Vec<String> = named.iter().map(|name| format!("`{name}`")).collect();
+        let what = if names.len() == 1 { "an axis" } else { "axes" };
+        let message = format!(
+            "a pin, or `forbid`, names {what} {} that no mesh of {within} ranks has, of those that are searched for",
+            names.join(" and ")
+        );
+        let names = ["ranks", "outer", "inner"];
+        let hint = named.iter().find(|name| !names.contains(name)).map_or_else(
+            || "meshes have one axis `ranks`, or two, `outer` and `inner`; or give the mesh".to_owned(),
+            |unknown| unknown_name_hint(unknown, names),
+        );
+        Err(Diagnostic::new(Code::BAD_PIN, message).hint(hint))
+    }
+
+    /// How many ranks there are, where the mesh is searched for.
+    pub fn searched_ranks(&self) -> Option<u32> {
+        self.ranks.filter(|_| self.mesh.is_empty())
     }
 
     /// The mesh; of one axis where it is searched for.
@@ -114,7 +156,7 @@ impl PlanSettings {
 
     /// The mesh with so many micro-batches.
     pub fn mesh_of(&self, micro_batches: u32) -> Mesh {
-        match self.ranks.filter(|_| self.mesh.is_empty()) {
+        match self.searched_ranks() {
             Some(ranks) => mesh_of(&IndexMap::from([("ranks".to_owned(), ranks)]), micro_batches),
             None => mesh_of(&self.mesh, micro_batches),
         }

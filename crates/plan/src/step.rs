@@ -9,8 +9,8 @@ use passes::{EmptyParts, Outcome, pipeline};
 use shard::canonical;
 
 use crate::{
-    asked::Asked, effort::Effort, kernels::with_kernels, meshes::Candidate, plan::Plan,
-    settings::PlanSettings, stages::Stages, taken_apart::taken_apart,
+    asked::Asked, kernels::with_kernels, meshes::Candidate, plan::Plan, settings::PlanSettings,
+    stages::Stages, taken_apart::taken_apart,
 };
 
 /// A captured graph without what nothing needs. The planner sees this one.
@@ -34,17 +34,7 @@ pub fn plan_telling(
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
     let asked = Asked { graph, cleaned, cluster, settings, shorter: &OnceCell::new() };
-    let found = if settings.mesh().stages() > 1 {
-        asked.in_stages()
-    } else {
-        let found = asked.in_one_piece(told);
-        if settings.mesh.is_empty() && settings.effort == Effort::Full {
-            asked.or_in_stages(found)
-        } else {
-            found
-        }
-    };
-    let plan = found.map_err(|refused| asked.said_with_host(refused))?;
+    let plan = asked.plan(told).map_err(|refused| asked.said_with_host(refused))?;
     if !settings.fuse {
         return Ok(plan);
     }

@@ -188,7 +188,7 @@ impl Alternative {
     /// The settings under which it is searched for.
     pub fn tried(&self, plan: &Plan, settings: &PlanSettings) -> Result<Vec<Tried>> {
         // Pins name axes, and another plan is held against this one's.
-        let same = PlanSettings { mesh: plan.mesh.clone(), ranks: None, ..settings.clone() };
+        let same = PlanSettings { mesh: plan.mesh.clone(), ranks: None, stages: None, ..settings.clone() };
         let with = |pins: &Pins, meant: Meant| {
             let settings = PlanSettings { pins: joined(&same.pins, pins), ..same.clone() };
             Ok(vec![Tried { settings, meant }])
