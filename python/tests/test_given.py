@@ -163,6 +163,34 @@ def test_code_that_asks_whether_the_batch_has_data_chooses_by_it_as_in_eager_pyt
     assert len([one for one in caught if issubclass(one.category, CaptureNotice)]) == notices
 
 
+def asks_for_what_it_computes(x, mask, model):
+    """Asks of a tensor whose values no call says."""
+    if not isinstance(model(x), torch._subclasses.FakeTensor):
+        mask = mask & mask
+    return (model(x) * mask[:, None]).sum()
+
+
+def test_code_that_is_told_that_a_tensor_has_no_data_is_named_in_a_warning():
+    model = nn.Linear(4, 4)
+    example = (torch.randn(6, 4), torch.arange(6) < 4)
+
+    def told(loss, capture) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            capture(lambda x, mask: loss(x, mask, model))
+        found = [str(one.message) for one in caught if "has data" in str(one.message)]
+        assert all("test_given.py" in one for one in found)
+        return found
+
+    alone = functools.partial(unisono.capture, model=model, example=example)
+    on_ranks = functools.partial(parallelize, model=model, example=example)
+    of_each_rank = functools.partial(on_ranks, batch="local")
+    for capture, count in [(alone, 1), (of_each_rank, 1), (on_ranks, 0)]:
+        assert len(told(looks_like_a_library, capture)) == count
+    assert len(told(asks_for_what_it_computes, on_ranks)) == 1
+    assert len(told(counts_what_has_data, on_ranks)) == 1
+
+
 def test_a_step_that_is_another_one_at_each_call_says_so_and_keeps_no_more_than_it_may():
     loss = given_steps.NAMES["a_largest_number"]
     model, optimizer, step = given_steps.made(loss)

@@ -335,6 +335,7 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
     first: Exception | None = None
     while True:
         seen = None if changed is None else dict[Path, str]()
+        compiling.told_of_none = None
         try:
             found = _traced_as_told(asked, anew, compiling, given, seen)
         except Exception as error:

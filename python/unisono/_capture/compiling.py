@@ -3,7 +3,7 @@
 Eager PyTorch tells it no, and a library may take another way where it is told yes, to other values. So it is told no while the step is
 traced, and yes only where it cannot be traced otherwise, with a warning. PyTorch's own code is told yes: its optimizers read fewer values
 then. A tensor has data where that is known before the step: what follows from constants, and what follows from the arguments of a call as
-long as the step does no more with it than to choose.
+long as the step does no more with it than to choose. Of others it is told that they have none, with a warning.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class Compiling:
     Attributes:
         is_told: what the user's code is told.
         asked: the user's line that was the first to ask.
+        told_of_none: the first that was told that a tensor has no data, though in eager PyTorch it has.
     """
 
     def __init__(self, given: Given | None = None) -> None:
         """Tells no; ``given`` is what follows from the tensors of the call."""
         self.is_told, self.given = False, given or Given()
         self.asked: str | None = None
+        self.told_of_none: str | None = None
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -51,13 +53,20 @@ class Compiling:
         return True
 
     def warn(self) -> None:
-        """Says that the user's code was told that it is compiled, where it was."""
-        if self.is_told:
-            warn_user(
-                f"{self.asked} asks whether a compiler runs it and is told yes, because the step cannot be captured otherwise: "
-                "where it gives other values then, so does the captured step",
-                RuntimeWarning,
+        """Says that the user's code was told that it is compiled, or that tensors have no data, where it was."""
+        if self.is_told and self.asked is not None:
+            self._warn(self.asked, "a compiler runs it and is told yes, because the step cannot be captured otherwise")
+        elif self.told_of_none is not None:
+            self._warn(
+                self.told_of_none,
+                "a tensor has data and is told that it has none, because its values are not known before the step",
             )
+
+    @staticmethod
+    def _warn(place: str, asked: str) -> None:
+        warn_user(
+            f"{place} asks whether {asked}: where it gives other values then, so does the captured step", RuntimeWarning
+        )
 
 
 def _answer(compiling: Compiling) -> bool:
@@ -74,8 +83,10 @@ def _seen(compiling: Compiling) -> type:
         def __instancecheck__(cls, one: Any) -> bool:
             if not isinstance(one, FakeTensor) or not is_the_users(sys._getframe(1).f_code.co_filename):
                 return isinstance(one, FakeTensor)
-            is_known = follows_from_constants(one, outside=True) or compiling.given.ask(one)
-            return compiling.is_told or not is_known
+            if not compiling.is_told and (follows_from_constants(one, outside=True) or compiling.given.ask(one)):
+                return False
+            compiling.told_of_none = compiling.told_of_none or user_line()
+            return True
 
         def __subclasscheck__(cls, kind: type) -> bool:
             return issubclass(kind, FakeTensor)

@@ -56,17 +56,18 @@ class Given:
         return self._has_values and not self.is_known
 
     def ask(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor follows from the arguments alone; by the values of these the step may choose from now on."""
+        """Whether a tensor follows from the arguments alone and they have values; by these the step may choose from now on."""
         recorder = Recorder.current
         node = recorder.node_of(tensor) if recorder is not None else None
-        if self.asked is None or node is None or recorder is None:
+        if not (self.is_known or self.asked is not None) or node is None or recorder is None:
             return False
         found = _Block(recorder)
         rows = found.of(node)
         leaves = [] if rows is None else leaves_of([["block", rows]], 0)
         if leaves:
             found.note_asked()
-        self.asked.update(leaves)
+        if self.asked is not None:
+            self.asked.update(leaves)
         return bool(leaves)
 
     def row_of(self, node: torch.fx.Node | None, *, chooses: bool = False) -> int | None:
