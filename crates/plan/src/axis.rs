@@ -116,6 +116,7 @@ impl Along<'_> {
             table_limit: PROPOSED_TABLE_LIMIT,
             dual: false,
             orders: self.run.extent.orders,
+            ..Options::default()
         }
     }
 

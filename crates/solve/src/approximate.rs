@@ -13,6 +13,7 @@ use crate::{
     order::{Order, min_weight},
     orders::Orders,
     prune::{Pruned, Pruner},
+    solver::within_limits,
     split_order::min_weight_split,
 };
 
@@ -30,6 +31,12 @@ const SMALL_GAP: i128 = 256;
 const WIDE_GAP: i128 = 4;
 /// Networks of at most so many cells in all get the dual bound too.
 const DUAL_CELLS: u64 = 1 << 16;
+/// Table limits are lowered by so many times where an elimination computes too many cells.
+const LOWER: u64 = 16;
+/// The least that a table limit is lowered to: eliminations under it compute as many cells as they have to.
+const LEAST_LIMIT: u64 = 1 << 10;
+/// No more is tried behind so many times the work of one elimination at most.
+const TRIES: u64 = 4;
 /// Moves use smaller tables than the exact elimination.
 const MOVE_LIMIT: u64 = 1 << 18;
 
@@ -41,8 +48,16 @@ pub(crate) struct Means<'a> {
     pub known_orders: &'a mut Orders,
     pub statistics: &'a mut Statistics,
     pub table_limit: u64,
+    pub work_limit: u64,
     pub orders: u32,
     pub dual: bool,
+}
+
+impl Means<'_> {
+    /// The most cells that an elimination computes.
+    fn work(&self) -> u64 {
+        if self.table_limit > LEAST_LIMIT { self.work_limit } else { u64::MAX }
+    }
 }
 
 /// Choices and their sum in the network that was given, and what no choices fall below.
@@ -54,6 +69,8 @@ pub(crate) struct Bracket {
 /// The search: a network that shrinks, and the best choices in terms of the first one.
 struct Search<'a, 'b> {
     means: &'a mut Means<'b>,
+    /// The cells that were computed before.
+    computed: u64,
     first: Network,
     network: Network,
     /// The states of the first network that those of the present one are; `None` where they are the same.
@@ -68,11 +85,11 @@ struct Search<'a, 'b> {
 /// Bounds the least sum of a network from both sides. Fails where no choices were found that are allowed.
 pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket, Failure> {
     let states = vec![None; network.sizes.len()];
-    let mut search =
-        Search { means, first: network.clone(), network, states, lower: 0, proved: 0, best: None };
+    let (computed, first) = (means.statistics.cells_computed, network.clone());
+    let mut search = Search { means, computed, first, network, states, lower: 0, proved: 0, best: None };
     search.split_buckets()?;
     let mut largest = 0;
-    if !search.is_closed() && (search.means.dual && search.is_wide() || search.is_small()) {
+    if !search.is_over() && (search.means.dual && search.is_wide() || search.is_small()) {
         largest = search.narrow()?;
     }
     let lower = search.lower.max(search.proved);
@@ -90,6 +107,13 @@ impl Search<'_, '_> {
     /// Whether nothing better than the best choices is left.
     fn is_closed(&self) -> bool {
         self.best.as_ref().is_some_and(|&(value, _)| value <= self.lower.max(self.proved))
+    }
+
+    /// Whether nothing better is left, or enough was tried for the choices that are known.
+    fn is_over(&self) -> bool {
+        let Means { statistics, work_limit, .. } = &*self.means;
+        let tried = statistics.cells_computed - self.computed;
+        self.is_closed() || self.best.is_some() && tried / TRIES > *work_limit
     }
 
     /// Whether no other order can gain much.
@@ -115,24 +139,30 @@ impl Search<'_, '_> {
         let mut colours = None;
         let mut choices = Vec::new();
         for seed in 0..u64::from(self.means.orders.max(1)) {
-            let limit = self.means.table_limit;
-            let order = match seed {
-                0 => self.means.known_orders.split(&self.first, limit).clone(),
+            let mut order_below = |search: &mut Self, limit| match seed {
+                0 => search.means.known_orders.split(&search.first, limit).clone(),
                 seed => {
-                    let colours = colours.get_or_insert_with(|| good_order::colours(&self.first));
-                    min_weight_split(&self.first, limit, |x| noise(seed, colours[x as usize]))
+                    let colours = colours.get_or_insert_with(|| good_order::colours(&search.first));
+                    min_weight_split(&search.first, limit, |x| noise(seed, colours[x as usize]))
                 }
             };
-            let (minimum, found) = match self.split_elimination(order, seed == 0) {
-                Ok(found) => found,
-                // What was moved between groups is too large to be added.
-                Err(Failure::CostOverflow) => return Ok(()),
-                Err(failure) => return Err(failure),
+            let (minimum, found) = loop {
+                let limit = self.means.table_limit;
+                let order = order_below(self, limit);
+                match self.split_elimination(order, seed == 0) {
+                    Ok(found) => break found,
+                    // What was moved between groups is too large to be added.
+                    Err(Failure::CostOverflow) => return Ok(()),
+                    Err(Failure::TooLarge { .. }) if limit > LEAST_LIMIT => {
+                        self.means.table_limit = (limit / LOWER).max(LEAST_LIMIT);
+                    }
+                    Err(failure) => return Err(failure),
+                }
             };
             self.proved = self.proved.max(minimum);
             choices = found;
             self.consider(&choices);
-            if self.is_nearly_closed() {
+            if self.is_nearly_closed() || self.is_over() {
                 return Ok(());
             }
         }
@@ -152,15 +182,17 @@ impl Search<'_, '_> {
             return Ok((done.minimum, done.choose(self.means.store)));
         }
         let (mut store, mut cache) = (self.means.store.clone(), Cache::default());
-        let (statistics, limit) = (&mut *self.means.statistics, self.means.table_limit);
-        let with = Resources { store: &mut store, cache: &mut cache, statistics, limit };
+        let work = self.means.work();
+        let Means { statistics, table_limit: limit, .. } = &mut *self.means;
+        let with = Resources { store: &mut store, cache: &mut cache, statistics, limit: *limit, work };
         let done = eliminate(network, order.variables, with)?;
         Ok((done.minimum, done.choose(&store)))
     }
 
     fn resources(&mut self) -> Resources<'_> {
+        let work = self.means.work();
         let Means { store, cache, statistics, table_limit, .. } = &mut *self.means;
-        Resources { store, cache, statistics, limit: *table_limit }
+        Resources { store, cache, statistics, limit: *table_limit, work }
     }
 
     /// Rounds of the dual bound, choices read off it, and elimination of the states between both. Returns the largest bucket at
@@ -173,12 +205,12 @@ impl Search<'_, '_> {
             self.lower += gained;
             let choices = decode(&self.network, self.means.store);
             self.improve(choices, u64::from(round) * MOVES);
-            if self.is_closed() {
+            if self.is_over() {
                 break;
             }
             self.near_bound();
             largest = self.prune_by_bound()?;
-            if self.is_closed() {
+            if self.is_over() {
                 break;
             }
             if largest <= self.means.table_limit {
@@ -207,7 +239,7 @@ impl Search<'_, '_> {
         self.consider(&choices);
         let mut idle = 0;
         for turn in 0..MOVES {
-            if self.is_closed() || idle == IDLE {
+            if self.is_over() || idle == IDLE {
                 break;
             }
             let network = match present {
@@ -310,7 +342,7 @@ impl Search<'_, '_> {
     /// Eliminates what is left: the optimum is there, or it is the best choices known.
     fn finish(&mut self) -> Result<(), Failure> {
         let network = std::mem::take(&mut self.network);
-        if let Some((choices, minimum)) = self.minimise(network, &[], u64::MAX)? {
+        if let Some((choices, minimum)) = within_limits(self.minimise(network, &[], u64::MAX))?.flatten() {
             self.consider(&choices);
             self.lower += minimum;
         }

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Failure, Statistics,
+    Failure, Options, Statistics,
     array::{ArrayId, INFINITE, Store},
     eliminate::{Cache, Resources, eliminate},
     network::Network,
@@ -18,15 +18,20 @@ pub(crate) struct Conflict<'a> {
     store: &'a mut Store,
     cache: Cache,
     pruner: Pruner,
-    table_limit: u64,
+    options: &'a Options,
 }
 
 impl<'a> Conflict<'a> {
     /// A search in `network`, where the variables of `kept` have only the given states.
-    pub fn new(network: &Network, kept: &[(u32, Vec<u32>)], store: &'a mut Store, table_limit: u64) -> Self {
+    pub fn new(
+        network: &Network,
+        kept: &[(u32, Vec<u32>)],
+        store: &'a mut Store,
+        options: &'a Options,
+    ) -> Self {
         let network = prohibitions(network, store);
         let kept = kept.iter().cloned().collect();
-        Self { network, kept, store, cache: Cache::default(), pruner: Pruner::default(), table_limit }
+        Self { network, kept, store, cache: Cache::default(), pruner: Pruner::default(), options }
     }
 
     /// A set of variables whose tables forbid everything, none of which can be left out. Begins at `noticed`.
@@ -93,12 +98,13 @@ impl<'a> Conflict<'a> {
             Err(failure) => return matches!(failure, Failure::Infeasible { .. }),
         };
         let order = min_weight(&pruned.network, |_| 0);
-        if order.largest > self.table_limit {
+        if order.largest > self.options.table_limit {
             return false;
         }
         let mut statistics = Statistics::default();
         let (store, cache, limit) = (&mut *self.store, &mut self.cache, u64::MAX);
-        let with = Resources { store, cache, statistics: &mut statistics, limit };
+        let with =
+            Resources { store, cache, statistics: &mut statistics, limit, work: self.options.work_limit };
         let done = eliminate(pruned.network, order.variables, with);
         matches!(done, Err(Failure::Infeasible { .. }))
     }

@@ -133,6 +133,8 @@ pub(crate) struct Resources<'a> {
     pub statistics: &'a mut Statistics,
     /// The most cells of a bucket; what would have more is split.
     pub limit: u64,
+    /// The most cells that are computed; fails where there would be more.
+    pub work: u64,
 }
 
 /// An elimination on its way.
@@ -227,12 +229,12 @@ impl Run<'_> {
     fn marginal(&mut self, pivot: u32, group: &[u32]) -> Result<Vec<i64>, Failure> {
         let bucket = self.bucket(pivot, group);
         write_key(&bucket, 0, &mut self.key);
-        let Resources { store, cache, statistics, .. } = &mut self.with;
+        let Resources { store, cache, statistics, work, .. } = &mut self.with;
         if let Some(known) = cache.marginals.get(self.key.as_slice()) {
             return Ok(store[*known].cells.to_vec());
         }
         let marginal = bucket.marginal(store, &mut cache.scratch)?;
-        statistics.cells_computed += cells(&bucket.sizes);
+        spend(work, statistics, &bucket)?;
         let array = store.intern(Shape::from_slice(&[marginal.len() as u32]), &marginal);
         cache.marginals.insert(self.key.as_slice().into(), array);
         Ok(marginal)
@@ -249,7 +251,7 @@ impl Run<'_> {
         let bucket = self.bucket(pivot, factors);
         let hub_axes = self.hubs.axes(&self.scope, pivot);
         write_key(&bucket, hub_axes, &mut self.key);
-        let Resources { store, cache, statistics, .. } = &mut self.with;
+        let Resources { store, cache, statistics, work, .. } = &mut self.with;
         statistics.count(&bucket.sizes);
         let message = if let Some(message) = cache.messages.get(self.key.as_slice()) {
             statistics.cache_hits += 1;
@@ -257,7 +259,7 @@ impl Run<'_> {
         } else {
             let message = minimise(&bucket, hub_axes, store, &mut cache.scratch)?;
             let message = message.ok_or_else(|| Failure::Infeasible { variables: ids(&self.scope) })?;
-            statistics.cells_computed += cells(&bucket.sizes);
+            spend(work, statistics, &bucket)?;
             cache.messages.entry(self.key.as_slice().into()).or_insert(message)
         };
         self.done.minimum += i128::from(message.minimum);
@@ -273,8 +275,12 @@ impl Run<'_> {
     }
 }
 
-fn cells(sizes: &[u32]) -> u64 {
-    sizes.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul)
+/// Counts the cells of a bucket that was computed.
+fn spend(left: &mut u64, statistics: &mut Statistics, bucket: &Bucket) -> Result<(), Failure> {
+    let cells = bucket.sizes.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul);
+    statistics.cells_computed += cells;
+    *left = left.checked_sub(cells).ok_or(Failure::TooLarge { cells })?;
+    Ok(())
 }
 
 fn union_of_scopes(network: &Network, factors: &[u32], scope: &mut Vec<u32>) {

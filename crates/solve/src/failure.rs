@@ -19,7 +19,7 @@ pub enum Failure {
     },
     /// Finite costs beyond [`Cost::LIMIT`](crate::Cost::LIMIT).
     CostOverflow,
-    /// A table over the limit.
+    /// A table over the limit, or all that one elimination computes.
     TooLarge {
         /// Its cells.
         cells: u64,

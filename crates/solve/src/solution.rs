@@ -10,6 +10,9 @@ pub struct Options {
     /// The most cells that a bucket may have, at 8 bytes each. Where all have fewer, the solution is optimal; what would have more
     /// is split, which takes time and memory in proportion to the limit and leaves a gap between cost and bound.
     pub table_limit: u64,
+    /// The most cells that one elimination computes. Where it would compute more, buckets are split at lower table limits, down to those
+    /// that keep it, and a search that has computed several times as many ends with the best choices that it has.
+    pub work_limit: u64,
     /// In how many orders a problem is eliminated at most, while buckets have to be split and the gap is open. Several orders under a
     /// low limit find better choices than one under a high limit, which proves more.
     pub orders: u32,
@@ -22,7 +25,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 22, orders: 4, dual: true, blame: true }
+        Self { table_limit: 1 << 22, work_limit: 1 << 28, orders: 4, dual: true, blame: true }
     }
 }
 
@@ -32,7 +35,7 @@ impl Default for Options {
 pub enum Stop {
     /// The solution is proved to be optimal: cost and bound are equal.
     Optimal,
-    /// The exact way needs a table over the limit: cost and bound differ.
+    /// The exact way needs a table over the limit, or more work: cost and bound differ.
     TableLimit,
     /// The budget lies between two plans that no price tells apart: cost and bound differ.
     Budget,

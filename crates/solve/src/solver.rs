@@ -94,8 +94,7 @@ impl<'a> Solver<'a> {
             return Failure::Infeasible { variables };
         }
         let noticed: Vec<u32> = variables.iter().map(|x| x.0).collect();
-        let limit = self.options.table_limit;
-        let fault = Conflict::new(network, kept, &mut self.store, limit).narrow(&noticed);
+        let fault = Conflict::new(network, kept, &mut self.store, &self.options).narrow(&noticed);
         Failure::Infeasible { variables: ids(&fault) }
     }
 
@@ -111,10 +110,14 @@ impl<'a> Solver<'a> {
         let network = std::mem::take(&mut pruned.network);
         statistics.states_pruned += states - total(&network.sizes);
         let order = self.orders.good(&network, self.options.table_limit);
-        let (choices, minimum) = if order.largest <= self.options.table_limit {
-            let (store, cache, limit) = (&mut self.store, &mut self.cache, u64::MAX);
-            let done =
-                eliminate(network, order.variables.clone(), Resources { store, cache, statistics, limit })?;
+        let exact = if order.largest <= self.options.table_limit {
+            let (store, cache, work) = (&mut self.store, &mut self.cache, self.options.work_limit);
+            let with = Resources { store, cache, statistics, limit: u64::MAX, work };
+            within_limits(eliminate(network.clone(), order.variables.clone(), with))?
+        } else {
+            None
+        };
+        let (choices, minimum) = if let Some(done) = exact {
             (done.choose(&self.store), done.minimum)
         } else {
             let mut means = Means {
@@ -124,6 +127,7 @@ impl<'a> Solver<'a> {
                 known_orders: &mut self.orders,
                 statistics,
                 table_limit: self.options.table_limit,
+                work_limit: self.options.work_limit,
                 orders: self.options.orders,
                 dual: self.options.dual,
             };
@@ -131,6 +135,14 @@ impl<'a> Solver<'a> {
             (choices, bound)
         };
         Ok((pruned.original(&choices), pruned.constant + minimum))
+    }
+}
+
+/// What is found within limits; nothing where it would take more.
+pub(crate) fn within_limits<T>(found: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match found {
+        Err(Failure::TooLarge { .. }) => Ok(None),
+        found => found.map(Some),
     }
 }
 

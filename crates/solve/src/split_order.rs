@@ -133,7 +133,7 @@ mod tests {
                 let order = min_weight_split(&network, limit, |_| 0);
                 assert_eq!(order.variables.len(), VARIABLES as usize);
                 let (cache, statistics) = (&mut Cache::default(), &mut Statistics::default());
-                let with = Resources { store: &mut store, cache, statistics, limit };
+                let with = Resources { store: &mut store, cache, statistics, limit, work: u64::MAX };
                 match (eliminate(network.clone(), order.variables, with), least) {
                     (Ok(done), Some(least)) => {
                         assert!(

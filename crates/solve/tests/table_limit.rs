@@ -62,3 +62,18 @@ fn grids_wider_than_the_limit_are_bracketed_closely() {
         assert!(gap < 0.1, "a gap of {gap}");
     }
 }
+
+#[test]
+fn a_search_that_would_compute_too_much_splits_more_and_ends_with_true_bounds() {
+    for seed in 0..4 {
+        let problem = grid(10, 3, seed);
+        let optimum = solve(&problem, &Options::default()).unwrap();
+        assert_eq!(optimum.stop, Stop::Optimal);
+        let work_limit = optimum.statistics.cells_computed / 8;
+        let solution = solve(&problem, &Options { work_limit, ..Options::default() }).unwrap();
+        assert!(solution.bound <= optimum.cost && optimum.cost <= solution.cost);
+        assert_eq!(solution.cost, evaluate(&problem, &solution.choices));
+        let computed = solution.statistics.cells_computed;
+        assert!(computed < optimum.statistics.cells_computed, "{computed} cells for {work_limit} at a time");
+    }
+}
