@@ -162,6 +162,32 @@ def test_one_row_takes_the_place_of_those_that_a_mask_selects():
     compare(make)
 
 
+def test_a_mask_beside_dimensions_that_are_taken_whole_selects_as_one_alone():
+    def make() -> Training:
+        model = nn.Linear(6, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            hidden = model(x)
+            hidden[mask[:, 0], :] = 0.5
+            hidden[mask, ...] = hidden[mask, :] * 2
+            loss = hidden.square().mean() + hidden[mask[:, 0], :, :].square().mean() + hidden[mask, :].exp().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
+
+    compare(make)
+
+
+def test_a_mask_with_more_dimensions_behind_it_than_there_are_is_the_users_error():
+    x, mask = torch.ones(4, 3), torch.ones(4, dtype=torch.bool)
+    with pytest.raises(IndexError, match="too many indices"):
+        unisono.capture(lambda x, m: x[m, :, :].sum(), example=(x, mask))
+
+
 def test_what_is_made_of_selected_rows_is_scattered_back():
     def make() -> Training:
         model = nn.Linear(6, 6)

@@ -369,6 +369,8 @@ class Selections(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function."""
         kwargs = kwargs or {}
+        if func in _BY_INDEX and isinstance(args[1], tuple):
+            args = (args[0], _without_whole_dims(args[1], args[0]), *args[2:])
         if func in _BY_INDEX and self._sized.selects(args[1]):
             return func(args[0], positions(args[1]), *args[2:])
         if func in _BY_MASK and len(args) == 2 and not kwargs and self._sized.selects(args[1]):
@@ -412,6 +414,16 @@ def _is_one_row(value: torch.Tensor, tensor: torch.Tensor, mask: torch.Tensor) -
     dims = tensor.dim() - mask.dim()
     fits = value.dim() <= dims or (value.dim() == dims + 1 and value.shape[0] == 1 and mask.dim() > 0)
     return fits and value.dtype == tensor.dtype and value.device == tensor.device
+
+
+def _without_whole_dims(index: tuple[Any, ...], tensor: Any) -> Any:
+    """The mask of an index that takes all of the dimensions behind it (`x[mask, :]`, `x[mask, ...]`); any other index as it is."""
+    mask, *others = index or (None,)
+    whole = [one for one in others if isinstance(one, slice) and one == slice(None)]
+    rest = [one for one in others if not isinstance(one, slice)]
+    is_whole = len(whole) + len(rest) == len(others) and (not rest or rest == [...])
+    is_over = isinstance(mask, torch.Tensor) and _is_mask(mask, tensor) and mask.dim() + len(whole) <= tensor.dim()
+    return mask if is_whole and is_over else index
 
 
 def _is_mask(index: Any, tensor: Any) -> bool:
