@@ -8,12 +8,12 @@ use crate::{
     array::{ArrayId, INFINITE, Store, strides},
     dual::{minima, reparametrise},
     eliminate::{Cache, Resources, eliminate},
+    failure::within_limits,
     good_order::{self, noise},
     network::{Incidence, Network},
     order::{Order, min_weight},
     orders::Orders,
     prune::{Pruned, Pruner},
-    solver::within_limits,
     split_order::min_weight_split,
 };
 

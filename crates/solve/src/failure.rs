@@ -40,3 +40,11 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// What is found within limits; nothing where it would take more.
+pub(crate) fn within_limits<T>(found: Result<T, Failure>) -> Result<Option<T>, Failure> {
+    match found {
+        Err(Failure::TooLarge { .. }) => Ok(None),
+        found => found.map(Some),
+    }
+}

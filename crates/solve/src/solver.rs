@@ -7,6 +7,7 @@ use crate::{
     conflict::Conflict,
     eliminate::{Cache, Resources, eliminate},
     evaluate,
+    failure::within_limits,
     network::{Network, Objective, build, ids},
     orders::Orders,
     prune::Pruner,
@@ -135,14 +136,6 @@ impl<'a> Solver<'a> {
             (choices, bound)
         };
         Ok((pruned.original(&choices), pruned.constant + minimum))
-    }
-}
-
-/// What is found within limits; nothing where it would take more.
-pub(crate) fn within_limits<T>(found: Result<T, Failure>) -> Result<Option<T>, Failure> {
-    match found {
-        Err(Failure::TooLarge { .. }) => Ok(None),
-        found => found.map(Some),
     }
 }
 
