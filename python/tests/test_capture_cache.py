@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 
 import pytest
 import steps
@@ -323,6 +324,18 @@ def test_a_kept_capture_gives_the_graph_and_is_captured_anew_where_it_is_damaged
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     assert graph().text() == text
     assert len(captures) == 2
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_capture_that_warns_is_made_anew_and_warns_again(asks, tmp_path):
+    asking = "if isinstance(x, torch._subclasses.FakeTensor): x = x * 1" if asks else "x = x * 1"
+    module = loaded(tmp_path, f"import torch\n\ndef step(x):\n    {asking}\n    return (x * 2).sum()\n")
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            unisono.capture(module.step, example=(torch.zeros(4),), cache=tmp_path / "kept")
+        assert len([one for one in caught if "has data" in str(one.message)]) == asks
+    assert (tmp_path / "kept" / "captures").exists() != asks
 
 
 def trained(folder):

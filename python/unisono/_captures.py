@@ -56,7 +56,7 @@ class Captures:
     """The captures of one folder.
 
     A capture is kept where another process can use it in place of its own: of a step without choices by values, prints, schedulers and
-    tensors kept outside of the model, whose code has changed nothing of what it reaches.
+    tensors kept outside of the model, whose code has changed nothing of what it reaches, and that warns of nothing.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -122,7 +122,8 @@ def found_or_captured(
         "settled": settled,
         "effects": any(way.effects or way.at_first for way in captured.ways),
     }
-    if captures is not None and key is not None:
+    # What warns is captured anew at each start, and warns again.
+    if captures is not None and key is not None and captured.kept.compiling.warning() is None:
         captures.keep(key, roots, message)
     return message, captured
 

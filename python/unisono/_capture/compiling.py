@@ -52,21 +52,24 @@ class Compiling:
         self.is_told = True
         return True
 
-    def warn(self) -> None:
-        """Says that the user's code was told that it is compiled, or that tensors have no data, where it was."""
+    def warning(self) -> str | None:
+        """What there is to say where the user's code was told that it is compiled, or that tensors have no data."""
         if self.is_told and self.asked is not None:
-            self._warn(self.asked, "a compiler runs it and is told yes, because the step cannot be captured otherwise")
+            asked = f"{self.asked} asks whether a compiler runs it and is told yes, because the step cannot be captured otherwise"
         elif self.told_of_none is not None:
-            self._warn(
-                self.told_of_none,
-                "a tensor has data and is told that it has none, because its values are not known before the step",
+            asked = (
+                f"{self.told_of_none} asks whether a tensor has data and is told that it has none, because its values are not "
+                "known before the step"
             )
+        else:
+            return None
+        return f"{asked}: where it gives other values then, so does the captured step"
 
-    @staticmethod
-    def _warn(place: str, asked: str) -> None:
-        warn_user(
-            f"{place} asks whether {asked}: where it gives other values then, so does the captured step", RuntimeWarning
-        )
+    def warn(self) -> None:
+        """Says so."""
+        warning = self.warning()
+        if warning is not None:
+            warn_user(warning, RuntimeWarning)
 
 
 def _answer(compiling: Compiling) -> bool:
