@@ -31,6 +31,7 @@ SECONDS = {
     "test_kept_tensors.py": 40,
     "test_compile.py": 35,
     "test_compiled_functions.py": 35,
+    "test_odd_functions.py": 35,
     "test_models.py": 35,
     "test_scalars.py": 30,
     "test_counter.py": 25,

@@ -160,6 +160,15 @@ def test_what_a_function_returns_may_be_written_into():
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_parts_of_what_is_always_the_same_lie_as_in_eager_pytorch():
+    def function(x):
+        return torch.ones(4, 4).tril()[:, 1], torch.zeros(3)[:1].expand(3), x * 2
+
+    x = torch.randn(3, 4)
+    for found, expected in zip(compiled(function)(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, check_stride=True)
+
+
 def test_parts_of_a_function_that_cannot_be_captured_run_between_those_that_can():
     def function(x):
         y = (x * 2).relu()
@@ -318,6 +327,16 @@ def test_an_operation_that_is_not_known_runs_as_in_eager_pytorch_with_a_notice()
             found = call(x)
         torch.testing.assert_close(found, torch.full((3,), 6.0))
         torch.testing.assert_close(call(x), found)
+
+
+def test_elements_of_a_type_that_graphs_do_not_have_run_as_in_eager_pytorch_with_a_notice():
+    def function(x):
+        return torch.view_as_real(torch.complex(x, x))
+
+    x = torch.randn(3, 4).half()
+    with pytest.warns(CompileNotice, match=r"runs as in eager PyTorch: .*torch\.complex32"):
+        found = compiled(function)(x)
+    torch.testing.assert_close(found, function(x))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

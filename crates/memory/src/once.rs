@@ -21,7 +21,7 @@ pub enum Once {
 /// For each step of a program whether it runs once. `stays` are values whose memory stays beside state: buffers.
 pub fn once(program: &Steps, stays: &[u32]) -> Vec<Once> {
     let lifetimes = Lifetimes::of(program);
-    let mut anew = returned_together(program, &lifetimes);
+    let mut anew = returned_as_it_lies(program, &lifetimes);
     let targets = program.steps.iter().flat_map(|step| &step.writes);
     targets.for_each(|value| anew.insert(lifetimes.root(*value) as usize));
     let mut pinned = FixedBitSet::with_capacity(program.values.len());
@@ -53,15 +53,18 @@ pub fn once(program: &Steps, stays: &[u32]) -> Vec<Once> {
     found
 }
 
-/// Memory of which several values are returned. They share it, so that it is made at each run: of what is kept a copy of each would be.
-fn returned_together(program: &Steps, lifetimes: &Lifetimes) -> FixedBitSet {
+/// Memory that is made at each run, because a copy of what is kept would not lie as what is returned: several values share it, or one is a
+/// view whose elements do not lie side by side.
+fn returned_as_it_lies(program: &Steps, lifetimes: &Lifetimes) -> FixedBitSet {
     let mut first = vec![None; program.values.len()];
-    let mut shared = FixedBitSet::with_capacity(program.values.len());
+    let mut found = FixedBitSet::with_capacity(program.values.len());
     for value in &program.returns {
-        let root = lifetimes.root(*value) as usize;
-        if first[root].replace(*value).is_some_and(|other| other != *value) {
-            shared.insert(root);
+        let root = lifetimes.root(*value);
+        let is_shared = first[root as usize].replace(*value).is_some_and(|other| other != *value);
+        let is_apart = *value != root && !program.values[*value as usize].dense;
+        if is_shared || is_apart {
+            found.insert(root as usize);
         }
     }
-    shared
+    found
 }

@@ -355,7 +355,7 @@ def plain(value: Any, kind: str = "") -> Any:
     for types, name, convert in (
         (float, "float", float),
         (str, "str", str),
-        (torch.dtype, "dtype", _DTYPES.__getitem__),
+        (torch.dtype, "dtype", _dtype),
         (torch.layout, "layout", lambda layout: str(layout).removeprefix("torch.")),
         (torch.memory_format, "memory_format", _FORMATS.__getitem__),
         (torch.device, "device", _device),
@@ -377,6 +377,12 @@ def _plain_list(value: list[Any], kind: str) -> Any:
     return {"ints": [int(item) for item in value]}
 
 
+def _dtype(dtype: torch.dtype) -> str:
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"a tensor has elements of {dtype}, which are not supported", code="U0105")
+    return _DTYPES[dtype]
+
+
 def _device(device: torch.device) -> dict[str, Any]:
     return {"kind": device.type, "index": device.index or 0}
 
@@ -384,7 +390,7 @@ def _device(device: torch.device) -> dict[str, Any]:
 def tensor_type(tensor: torch.Tensor | TensorType) -> dict[str, Any]:
     known = TensorType(tensor) if isinstance(tensor, torch.Tensor) else tensor
     return {
-        "dtype": _DTYPES[known.dtype],
+        "dtype": _dtype(known.dtype),
         "shape": list(map(int, known.shape)),
         "strides": list(map(int, known.strides)),
         "device": _device(known.device),
