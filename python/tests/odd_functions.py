@@ -28,7 +28,16 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 WEIGHTS = [one.weight for one in FAMILIES]
 MODES = [*["gradients"] * 6, "no gradients", "inference", "autocast"]
-LYING = [*["plain"] * 4, "transposed", "every other", "repeated", "from within", "shared", "channels last"]
+LYING = [
+    *["plain"] * 4,
+    "transposed",
+    "every other",
+    "repeated",
+    "from within",
+    "overlapping",
+    "shared",
+    "channels last",
+]
 
 
 class Call(NamedTuple):
@@ -68,6 +77,8 @@ class Input:
             return values(*shape).to(memory_format=torch.channels_last)
         if self.lying == "transposed" and len(shape) > 1:
             return values(*shape[:-2], shape[-1], shape[-2]).mT
+        if self.lying == "overlapping" and len(shape) > 1 and 0 not in shape:
+            return values(*shape[:-2], shape[-2] + shape[-1] - 1).unfold(-1, shape[-1], 1)
         if self.lying == "every other" and shape:
             return values(*shape[:-1], shape[-1] * 2 + 1)[..., 1::2]
         if self.lying == "repeated" and shape:

@@ -75,11 +75,21 @@ def broadcast(rng: random.Random, pool: Sequence[Tensor], at: int) -> list[int] 
 def into(rng: random.Random, pool: Sequence[Tensor], at: int) -> list[int] | None:
     """A tensor that PyTorch may write into, and one that has no more elements."""
     x = pool[at]
-    repeats = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
-    if repeats or (x.requires_grad and x.is_leaf):
+    if _overlaps(x) or (x.requires_grad and x.is_leaf):
         return None
     fit = [i for i, one in enumerate(pool) if _fit(one.shape, x.shape)]
     return [at, rng.choice([i for i in fit if torch.broadcast_shapes(pool[i].shape, x.shape) == x.shape])]
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether elements of a tensor may share memory."""
+    extent = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return True
+            extent += stride * (size - 1)
+    return False
 
 
 def alike(rng: random.Random, pool: Sequence[Tensor], at: int) -> list[int] | None:
