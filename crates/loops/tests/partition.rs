@@ -634,3 +634,27 @@ return v1
         "#]],
     );
 }
+
+#[test]
+fn what_stays_alone_is_not_covered() {
+    let coverage = |body: &str| {
+        let partition = partition(&Graph::from_text("test", &format!("{OPS}{body}")).unwrap());
+        (partition.coverage.fused.0, partition.coverage.all.0, partition.coverage.percent())
+    };
+    let inputs = "input v0: f32[200, 200] = batch \"x\"\n\n";
+    // A product is nothing that kernels compute.
+    let joined = "v1: f32[200, 200] = aten::silu(v0)
+v2: f32[200, 200] = aten::mul.Tensor(v1, v0)
+v3: f32[200, 200] = aten::mm(v2, v2)
+
+return v3
+";
+    assert_eq!(coverage(&format!("{inputs}{joined}")), (5 * 160_000, 5 * 160_000, 100));
+    let apart = "v1: f32[200, 200] = aten::mm(v0, v0)
+v2: f32[200, 200] = aten::exp(v1)
+v3: f32[200, 200] = aten::mm(v2, v2)
+
+return v3
+";
+    assert_eq!(coverage(&format!("{inputs}{apart}")), (0, 2 * 160_000, 0));
+}

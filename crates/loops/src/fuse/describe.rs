@@ -11,9 +11,10 @@ impl Partition {
     pub fn describe(&self, graph: &Graph) -> String {
         let operations: usize = self.groups.iter().map(|group| group.nodes.len()).sum();
         let mut text = format!(
-            "{} kernels for {operations} operations, which move {} less\n",
+            "{} kernels for {operations} operations, which move {} less; they read and write {}% of what all do that kernels can compute\n",
             self.groups.len(),
-            self.saved()
+            self.saved(),
+            self.coverage.percent()
         );
         for (number, (kernel, groups)) in self.alike().iter().enumerate() {
             let ops: Vec<&str> = groups[0].nodes.iter().map(|id| graph.op_name(*id)).collect();

@@ -1,6 +1,7 @@
 //! Groups while they are made: operations in program order join the groups of what they read.
 
 use aten::Formula;
+use base::Bytes;
 use ir::{NodeId, PartId, ValueId};
 
 use super::{
@@ -9,6 +10,7 @@ use super::{
     formula,
     frame::Frame,
     node::{KernelMaker, cuts, domain_of, lowerable},
+    partition::Coverage,
 };
 use crate::{
     Kernel, Nest,
@@ -236,17 +238,34 @@ impl<'a> Groups<'a> {
 
     /// The bytes that a group saves: what its operations read and write, each alone, less what the group does.
     pub(super) fn saved(&self, members: &[usize]) -> u64 {
-        let bytes = |value: ValueId| self.positions.graph.ty(value).bytes().0;
-        let alone: u64 = members
-            .iter()
-            .map(|member| {
-                let mut read: Vec<ValueId> = self.node(*member).operands().collect();
-                read.sort_unstable();
-                read.dedup();
-                read.into_iter().chain(self.results(*member)).map(bytes).sum::<u64>()
-            })
-            .sum();
-        let together: u64 = self.reads(members).into_iter().chain(self.writes(members)).map(bytes).sum();
+        let alone: u64 = members.iter().map(|member| self.alone(*member)).sum();
+        let together: u64 =
+            self.reads(members).into_iter().chain(self.writes(members)).map(|value| self.bytes(value)).sum();
         alone.saturating_sub(together)
+    }
+
+    /// The bytes that an operation reads and writes by itself.
+    fn alone(&self, position: usize) -> u64 {
+        let mut read: Vec<ValueId> = self.node(position).operands().collect();
+        read.sort_unstable();
+        read.dedup();
+        read.into_iter().chain(self.results(position)).map(|value| self.bytes(value)).sum()
+    }
+
+    fn bytes(&self, value: ValueId) -> u64 {
+        self.positions.graph.ty(value).bytes().0
+    }
+
+    /// How much of what operations move that kernels can compute is moved by those in groups.
+    pub(super) fn coverage(&self, grouped: &[Vec<usize>]) -> Coverage {
+        let can_be =
+            |position: &usize| self.formulas[*position].is_ok() && !self.positions.is_view(*position);
+        let moved = |positions: &mut dyn Iterator<Item = usize>| {
+            Bytes(positions.filter(|position| can_be(position)).map(|position| self.alone(position)).sum())
+        };
+        Coverage {
+            fused: moved(&mut grouped.iter().flatten().copied()),
+            all: moved(&mut (0..self.formulas.len())),
+        }
     }
 }

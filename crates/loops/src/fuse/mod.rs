@@ -14,4 +14,4 @@ mod schedule;
 mod views;
 
 pub use fused::fused;
-pub use partition::{Group, Item, Left, Partition, WhyNot, partition, partition_unless};
+pub use partition::{Coverage, Group, Item, Left, Partition, WhyNot, partition, partition_unless};

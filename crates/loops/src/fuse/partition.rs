@@ -67,6 +67,22 @@ pub struct Left {
     pub count: usize,
 }
 
+/// What operations that kernels can compute read and write, each by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Coverage {
+    /// What those in groups do.
+    pub fused: Bytes,
+    /// What all do.
+    pub all: Bytes,
+}
+
+impl Coverage {
+    /// The part that is in groups, in hundredths, rounded down; all of it where there is nothing.
+    pub fn percent(self) -> u64 {
+        (100 * self.fused.0).checked_div(self.all.0).unwrap_or(100)
+    }
+}
+
 /// A graph's groups, and its program with them in it.
 #[derive(Clone, Debug)]
 pub struct Partition {
@@ -76,6 +92,8 @@ pub struct Partition {
     pub order: Vec<Item>,
     /// What stays as it is, for each operator and reason.
     pub left: Vec<Left>,
+    /// How much of what could be in groups is.
+    pub coverage: Coverage,
 }
 
 impl Partition {
@@ -119,6 +137,7 @@ pub fn partition_unless(graph: &Graph, why_not: &WhyNot<'_>) -> Partition {
     Partition {
         order: schedule(&positions, &units, &groups.fixed, &gone),
         left: left(&groups, &kept, &gone, &reasons),
+        coverage: groups.coverage(&kept),
         groups: made,
     }
 }
