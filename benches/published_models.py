@@ -1,10 +1,17 @@
-"""The decoders of published training runs, as `published.py` captures them."""
+"""The decoders of published training runs, as `published.py` captures them.
+
+    python benches/published_models.py MODEL FILE [SEQUENCES]
+
+writes the step of a model of `published.toml`, 64 sequences of 4,096 tokens, to a file that `unisono plan` reads.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import real_sizes
@@ -15,6 +22,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import unisono
 from unisono.graph import StepGraph
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default
 
@@ -197,3 +209,14 @@ def captured(shape: Shape, sequences: int, length: int, device: str) -> StepGrap
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     step = real_sizes.make_step(model, optimizer)
     return unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens), device=device)
+
+
+def main() -> None:
+    name, file, *sequences = sys.argv[1:]
+    models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
+    graph = captured(Shape(**models[name]), int(sequences[0]) if sequences else 64, 4096, "cuda")
+    Path(file).write_bytes(graph.message)
+
+
+if __name__ == "__main__":
+    main()

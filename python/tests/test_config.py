@@ -75,7 +75,11 @@ def test_what_is_given_in_python_goes_before_the_file(folder):
         ('on_change = "ignore"', "U0012", ["`on_change` is 'ignore'"]),
         ("forbid = 4", "U0012", ["`forbid` is 4", "kinds of collectives"]),
         ('cluster = "machine.toml"\nforbid = ["all_to_al"]', "U0202", ["`all_to_al`", "did you mean `all_to_all`?"]),
-        ("cluster = 'machine.toml'\n[forbid]\nb = ['permute']", "U0202", ["names an axis `b` that no mesh of 1 ranks has"]),
+        (
+            "cluster = 'machine.toml'\n[forbid]\nb = ['permute']",
+            "U0202",
+            ["names an axis `b` that no mesh of 1 ranks has"],
+        ),
         ("[forbid]\na = [4]", "U0202", ["forbidden along `a` is [4]", "all_gather"]),
         ('memory_limit = "much"', "U0012", ["much"]),
         ("[mesh]\na = 2", "U0205", ["`a` of 2", "1 process runs"]),

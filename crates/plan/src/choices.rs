@@ -355,6 +355,14 @@ mod tests {
     };
 
     #[test]
+    fn budgets_fall_further_where_the_last_ones_fell_short() {
+        assert_eq!(slowness(&[(100, 50)], 3), 1);
+        assert_eq!(slowness(&[(200, 90), (100, 57)], 3), 1);
+        assert_eq!(slowness(&[(300, 99), (200, 90), (100, 74)], 3), 2);
+        assert_eq!(slowness(&[(200, 90), (100, 90)], 3), MOST_TIMES);
+    }
+
+    #[test]
     fn of_many_operations_some_numbers_of_segments_give_what_all_of_them_do() {
         let (cluster, mesh) = (uniform(1e14, 1e12, link(10_000.0, 1e11)), Mesh::along("ranks", 1));
         let machine = Machine { cluster: &cluster, mesh: &mesh };

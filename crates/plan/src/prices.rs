@@ -58,3 +58,15 @@ impl Prices {
 pub const WINDOWED: ClassId = ClassId(1);
 /// The class of those that the next operation needs at once.
 pub const AWAITED: ClassId = ClassId(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_each_micro_batch_gathers_counts_as_often() {
+        let counts = |micro_batches| Prices::of_each(micro_batches).percent(WINDOWED);
+        assert_eq!([1, 2, 16, 4_000].map(counts), [50, 100, 800, u32::from(u16::MAX)]);
+        assert_eq!(Prices::of_each(16).percent(AWAITED), Prices::PLAIN.percent(AWAITED));
+    }
+}
