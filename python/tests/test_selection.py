@@ -15,6 +15,11 @@ from unisono.errors import StepError
 KEPT: dict[str, Any] = {}
 
 
+def masked_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Two batches, each with a mask of its rows."""
+    return [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)]
+
+
 def keep(selected: Any) -> torch.Tensor:
     KEPT["selected"] = selected
     return torch.zeros(())
@@ -157,7 +162,7 @@ def test_one_row_takes_the_place_of_those_that_a_mask_selects():
             optimizer.step()
             return loss.detach()
 
-        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
+        return Training(model, optimizer, step, masked_batches())
 
     compare(make)
 
@@ -177,7 +182,7 @@ def test_a_mask_beside_dimensions_that_are_taken_whole_selects_as_one_alone():
             optimizer.step()
             return loss.detach()
 
-        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
+        return Training(model, optimizer, step, masked_batches())
 
     compare(make)
 
@@ -202,7 +207,7 @@ def test_what_is_made_of_selected_rows_is_scattered_back():
             optimizer.step()
             return loss.detach()
 
-        return Training(model, optimizer, step, [(torch.randn(2, 5, 6), torch.randn(2, 5) > 0) for _ in range(2)])
+        return Training(model, optimizer, step, masked_batches())
 
     compare(make)
 

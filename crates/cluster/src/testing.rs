@@ -2,6 +2,13 @@
 
 use crate::{Cluster, Device, Interconnect, Link, Links, Overlap};
 
+/// A machine so slow beside its links that every split of work pays.
+pub fn slow() -> Cluster {
+    let mut cluster = uniform(1e8, 1e8, link(100.0, 1e10));
+    cluster.device.operation_ns = 10.0;
+    cluster
+}
+
 /// A machine with the same link for every collective. Rates are floating-point operations per second and bytes per second; starting an
 /// operation takes a microsecond.
 pub fn uniform(matmul_flops: f64, memory_bandwidth: f64, link: Link) -> Cluster {

@@ -17,7 +17,7 @@ use crate::{
     search::search,
     settings::PlanSettings,
     shorter::Shorter,
-    stage_counts::{Pipelines, faster_in_stages},
+    stage_counts::{Sought, faster_in_stages},
     suits::if_it_suits,
     wish::Wanted,
 };
@@ -151,13 +151,9 @@ impl Asked<'_> {
         };
         let mesh = settings.mesh_of(1);
         let known = found.as_ref().ok();
-        let pipelines = Pipelines {
-            ranks,
-            stages: None,
-            micro_batches: settings.micro_batches,
-            wanted: Wanted::default(),
-        };
-        match faster_in_stages(&self.request(&mesh), pipelines, known)? {
+        let sought =
+            Sought { ranks, stages: None, micro_batches: settings.micro_batches, wanted: Wanted::default() };
+        match faster_in_stages(&self.request(&mesh), sought, known)? {
             Some(faster) => Ok(faster),
             None => found,
         }
@@ -220,8 +216,8 @@ impl Asked<'_> {
         let settings = PlanSettings { mesh, stages: None, ..self.settings.clone() };
         let found = Asked { settings: &settings, ..*self }.in_stages();
         let known = if_it_suits(found.as_ref().map_err(Clone::clone))?;
-        let pipelines = Pipelines { ranks, stages: Some(stages), micro_batches, wanted };
-        faster_in_stages(&request, pipelines, known)?.map_or(found, Ok)
+        let sought = Sought { ranks, stages: Some(stages), micro_batches, wanted };
+        faster_in_stages(&request, sought, known)?.map_or(found, Ok)
     }
 
     /// What is asked of pipeline stages, and the number of micro-batches where it or their schedule says it.

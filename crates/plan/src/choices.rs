@@ -259,12 +259,11 @@ impl Forward {
             pass.operations.clone().next_back().is_none_or(|last| self.follows[last].is_none())
         };
         let each = (self.passes.iter().filter(decides).count() * moments) as u64;
-        let excess = |held: u64| (held - limit).saturating_mul(each);
-        let below = |weight: u64, held: u64| weight.saturating_sub(excess(held));
+        let excess = |held: u64| held.saturating_sub(limit).saturating_mul(each);
         let (mut light, mut heavy) = (0, tables.heaviest);
         // What choices over the limit weigh and hold, the last one behind the others.
         let mut over: Vec<(u64, u64)> = Vec::new();
-        let mut budget = if held > limit { below(heavy, held) } else { heavy };
+        let mut budget = heavy.saturating_sub(excess(held));
         let mut found = Vec::new();
         for _ in 0..BUDGETS {
             let mut next = 0;

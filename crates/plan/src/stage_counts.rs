@@ -75,7 +75,7 @@ impl Promise {
 
 /// The pipelines to choose among.
 #[derive(Clone, Copy)]
-pub struct Pipelines<'a> {
+pub struct Sought<'a> {
     /// How many ranks there are.
     pub ranks: u32,
     /// How many stages; any number that divides the ranks where it is not said.
@@ -86,22 +86,12 @@ pub struct Pipelines<'a> {
     pub wanted: Wanted<'a>,
 }
 
-impl Pipelines<'_> {
+impl Sought<'_> {
     /// The numbers of stages.
     fn counts(&self) -> impl Iterator<Item = u32> {
         let Self { ranks, stages, .. } = *self;
         let is_asked = move |count: &u32| stages.is_none_or(|asked| asked == *count);
         (2..=ranks.min(StageSet::MOST)).filter(move |count| ranks.is_multiple_of(*count) && is_asked(count))
-    }
-
-    /// The numbers of micro-batches that so many rows make on a rank, for so many stages and a step of so many nodes.
-    fn micro_batches(&self, stages: u32, rows: u32, nodes: usize) -> Vec<u32> {
-        match self.micro_batches {
-            Some(asked) => Some(asked).filter(|count| rows.is_multiple_of(*count)).into_iter().collect(),
-            None => (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows))
-                .filter(|count| rows.is_multiple_of(*count) && nodes * *count as usize <= MOST_NODES)
-                .collect(),
-        }
     }
 }
 
@@ -109,10 +99,10 @@ impl Pipelines<'_> {
 /// not count. Pipelines that do not suit the step are passed over.
 pub fn faster_in_stages(
     request: &Request<'_>,
-    pipelines: Pipelines<'_>,
+    sought: Sought<'_>,
     known: Option<&Plan>,
 ) -> Result<Option<Plan>> {
-    let ranks = pipelines.ranks;
+    let ranks = sought.ranks;
     // Where the limit is kept without stages, nothing of them goes to the host unless that is asked for: it takes long to find.
     let offload = request.offload.or(known.map(|_| Offloading::None));
     let request = &Request { offload, ..*request };
@@ -122,15 +112,15 @@ pub fn faster_in_stages(
     let computed_ns = computed_ns(request, canonical);
     let step = Step { canonical, nodes: request.graph.order.len(), computed_ns, least_ns: least };
     let mut promises = Vec::new();
-    for stages in pipelines.counts() {
-        promises.extend(promised(request, &step, stages, &Mesh::along("ranks", ranks / stages), pipelines)?);
+    for stages in sought.counts() {
+        promises.extend(promised(request, &step, stages, &Mesh::along("ranks", ranks / stages), sought)?);
     }
     promises.sort_by_key(|promise| promise.step_ns);
     let most_promising = promises.first().filter(|promise| may_be_faster(promise.step_ns, least));
     if let Some(stages) = most_promising.map(|promise| promise.mesh.stages()) {
         let pairs = meshes(ranks / stages, None).into_iter().filter(|mesh| mesh.axes.len() > 1);
         for mesh in pairs {
-            promises.extend(promised(request, &step, stages, &mesh, pipelines)?);
+            promises.extend(promised(request, &step, stages, &mesh, sought)?);
         }
         promises.sort_by_key(|promise| promise.step_ns);
     }
@@ -148,7 +138,7 @@ pub fn faster_in_stages(
         let expected = Some(&promise.expected[..]).filter(|found| !found.is_empty());
         let sliced = promise.sliced();
         let asked = Request { mesh: &sliced, expected, ..*request };
-        let wanted = Wanted { faster_than_ns: least, ..pipelines.wanted };
+        let wanted = Wanted { faster_than_ns: least, ..sought.wanted };
         let Some(in_stages) = if_it_suits(search_stages(&asked, wanted))? else { continue };
         let step_ns = in_stages.prediction().step_ns;
         kept = Some(step_ns as f64 / promise.step_ns as f64);
@@ -236,16 +226,19 @@ fn promised(
     step: &Step<'_>,
     stages: u32,
     within: &Mesh,
-    pipelines: Pipelines<'_>,
+    sought: Sought<'_>,
 ) -> Result<Option<Promise>> {
     let inner = within.axes.iter().filter(|axis| axis.size > 1).cloned();
     let mesh = Mesh { axes: std::iter::once(MeshAxis::ranks(STAGES, stages)).chain(inner).collect() };
     if !has_steered(request, &mesh) {
         return Ok(None);
     }
-    let counts = pipelines.micro_batches(stages, rows(step.canonical, within), step.nodes);
-    let stretches: Vec<(u32, f64)> =
-        counts.into_iter().map(|count| (count, stretch(stages, count))).collect();
+    let rows = rows(step.canonical, within);
+    let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
+        let is_asked = sought.micro_batches.is_none_or(|asked| asked == *count);
+        is_asked && rows.is_multiple_of(*count) && step.nodes * *count as usize <= MOST_NODES
+    });
+    let stretches: Vec<(u32, f64)> = counts.map(|count| (count, stretch(stages, count))).collect();
     let shared = step.computed_ns / i64::from(within.ranks());
     let least = stretches.iter().map(|(_, stretch)| stretched(shared, stages, *stretch)).min();
     if least.is_none_or(|least| !may_be_faster(least, step.least_ns)) {
@@ -338,8 +331,8 @@ update "params.last" = v6
             let graph = step(sent);
             asked(&graph, &cluster, &Mesh::along("ranks", 2), None, |request| {
                 let wanted = Wanted::default();
-                let pipelines = Pipelines { ranks: 2, stages: None, micro_batches: Some(4), wanted };
-                faster_in_stages(request, pipelines, None)
+                let sought = Sought { ranks: 2, stages: None, micro_batches: Some(4), wanted };
+                faster_in_stages(request, sought, None)
             })
         };
         assert!(found("").unwrap().is_some());

@@ -1,10 +1,7 @@
 //! What plans are called: pins make a plan of each family, and the name follows from the placements that come out.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cluster::{
-    Cluster,
-    testing::{link, uniform},
-};
+use cluster::testing::slow;
 use indexmap::IndexMap;
 use ir::Graph;
 use unisono_plan::{Effort, Pins, PlanSettings, Recomputation, plan_graph};
@@ -13,13 +10,6 @@ use unisono_plan::{Effort, Pins, PlanSettings, Recomputation, plan_graph};
 const MLP: &str = include_str!("steps/mlp.txt");
 /// A product for each of eight experts.
 const EXPERTS: &str = include_str!("steps/experts.txt");
-
-/// On which every split of work pays.
-fn slow() -> Cluster {
-    let mut cluster = uniform(1e8, 1e8, link(100.0, 1e10));
-    cluster.device.operation_ns = 10.0;
-    cluster
-}
 
 /// The label of the plan on a mesh such as `a=4` that keeps pins such as `batch.* a shard(0)`.
 fn label(step: &str, mesh: &str, pins: &[&str], settings: &PlanSettings) -> String {

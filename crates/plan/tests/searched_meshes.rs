@@ -1,21 +1,12 @@
 //! Meshes that are searched for, under what users say of them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cluster::{
-    Cluster,
-    testing::{link, uniform},
-};
+use cluster::testing::slow;
 use ir::{Graph, Placement};
 use unisono_plan::{Forbid, Pins, Plan, PlanSettings, plan_graph};
 
 /// Two blocks of a norm and two products, `0` and `1`, for 16 samples of 16 positions of 256 features.
 const MLP: &str = include_str!("steps/mlp.txt");
-
-fn slow() -> Cluster {
-    let mut cluster = uniform(1e8, 1e8, link(100.0, 1e10));
-    cluster.device.operation_ns = 10.0;
-    cluster
-}
 
 fn searched(ranks: u32) -> PlanSettings {
     PlanSettings { ranks: Some(ranks), ..PlanSettings::default() }

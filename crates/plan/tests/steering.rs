@@ -4,22 +4,12 @@
 use std::collections::BTreeSet;
 
 use base::Diagnostic;
-use cluster::{
-    Cluster,
-    testing::{link, uniform},
-};
+use cluster::testing::slow;
 use ir::{Graph, NodeId, PartKind, Placement, ValueId};
 use unisono_plan::{Effort, Forbid, Pins, PlanSettings, plan_graph, rank_graph};
 
 /// Two blocks of a norm and two products, `0` and `1`, for 16 samples of 16 positions of 256 features.
 const MLP: &str = include_str!("steps/mlp.txt");
-
-/// On which every split of work pays.
-fn slow() -> Cluster {
-    let mut cluster = uniform(1e8, 1e8, link(100.0, 1e10));
-    cluster.device.operation_ns = 10.0;
-    cluster
-}
 
 /// The graph of rank 0 on a mesh such as `a=4`, with pins such as `batch.* a replicate` and what is forbidden such as `a all_to_all`.
 fn rank(mesh: &str, pins: &[&str], forbid: &[&str]) -> Result<Graph, Box<Diagnostic>> {

@@ -1,23 +1,13 @@
 //! Alternatives to a plan are planned and priced like it, and every difference is accounted for.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use cluster::{
-    Cluster,
-    testing::{link, uniform},
-};
+use cluster::testing::{link, slow, uniform};
 use indexmap::IndexMap;
 use ir::Graph;
 use unisono_plan::{Alternative, Effort, Pins, Plan, PlanSettings, WhyNot, plan_graph, why_not};
 
 fn step() -> Graph {
     Graph::from_text("step.txt", include_str!("steps/mlp.txt")).unwrap()
-}
-
-/// On which every split of work pays.
-fn slow() -> Cluster {
-    let mut cluster = uniform(1e8, 1e8, link(100.0, 1e10));
-    cluster.device.operation_ns = 10.0;
-    cluster
 }
 
 fn settings(mesh: &[(&str, u32)]) -> PlanSettings {
