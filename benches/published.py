@@ -90,6 +90,7 @@ class Run:
     def __getattr__(self, name: str) -> Any:
         defaults = {
             "tensor": 1,
+            "context": 1,
             "stages": 1,
             "chunks": 1,
             "accumulate": 1,
@@ -106,7 +107,7 @@ class Run:
 
     @property
     def ranks(self) -> int:
-        return self.data * self.tensor * self.stages
+        return self.data * self.context * self.tensor * self.stages
 
     @property
     def sequences(self) -> int:
@@ -121,7 +122,7 @@ class Run:
         # Where no device is named, PyTorch takes flash attention.
         kind = self.device["preset"] if self.attention == "cudnn" else "cuda"
         graph = captured(self.shape, self.sequences, self.sequence, kind)
-        sizes = {"stages": self.stages, "data": self.data, "tensor": self.tensor}
+        sizes = {"stages": self.stages, "data": self.data, "context": self.context, "tensor": self.tensor}
         mesh = {name: size for name, size in sizes.items() if size > 1 or name == "data"}
         machine = cluster(self.device, self.ranks, share, compiled=self.compiled)
         reduce_dtype = torch.float32 if self.reduces_wide else None
@@ -144,6 +145,9 @@ class Run:
     def pins(self) -> dict[str, dict[str, str]]:
         """The run's plan."""
         sharded = {"data": "shard(0)"}
+        if self.context > 1:
+            state = sharded | {"context": "shard(0)"}
+            return {"batch.*": sharded | {"context": "shard(1)"}, "params.*": state, "optimizer.*": state}
         pins = {"batch.*": sharded, "params.*": sharded, "optimizer.*": sharded}
         if self.tensor == 1:
             return pins
@@ -326,7 +330,7 @@ def main() -> None:
     errors, of_memory, of_others = [], [], {}
     for device, runs in groups.items():
         start = time.process_time()
-        share, fits = fitted([run for run in runs if run.tensor == run.stages == 1] or runs)
+        share, fits = fitted([run for run in runs if run.context == run.tensor == run.stages == 1] or runs)
         of_others |= checked(fits)
         title = f"{content['devices'][device]['title']}, {share:.3f} of the preset's rates"
         print(f"| **{title}** | | | | | | | | {time.process_time() - start:.0f} |", flush=True)

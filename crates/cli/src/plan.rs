@@ -363,7 +363,7 @@ fn tell(candidates: &[Candidate]) {
     for Candidate { mesh, prediction, .. } in candidates {
         let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
         let took = prediction.as_ref().map_or_else(
-            || "nothing within the memory limit by a quick search".into(),
+            || "no faster plan within the memory limit by a quick search".into(),
             |found| format!("{} and {} by a quick search", Nanos(found.step_ns), Bytes(found.peak_bytes)),
         );
         drop(writeln!(std::io::stderr(), "mesh {}: {took}", axes.join(",")));

@@ -100,7 +100,8 @@ impl Along<'_> {
         if self.run.extent.is_thrifty && found.iter().any(|one| self.run.is_in_reach(one)) {
             return Ok(found);
         }
-        if self.number == 0 && !self.is_hopeless(&found) && self.run.request.effort == Effort::Full {
+        let is_in_vain = self.is_hopeless(&found) || self.run.is_slower(&found);
+        if self.number == 0 && !is_in_vain && self.run.request.effort == Effort::Full {
             found.extend(self.branched());
         }
         Ok(found)
@@ -162,7 +163,9 @@ impl Along<'_> {
                 &scaled
             };
             let mut copies = weighs_copies.then(|| Copies::new(self, (problem, strict)));
-            let choices = match copies.as_mut().and_then(Copies::at_known_price) {
+            let priced = copies.as_mut().and_then(Copies::at_known_price);
+            let is_priced = priced.is_some();
+            let choices = match priced {
                 Some(choices) => choices,
                 None => match self.solved(problem, strict, prices) {
                     Ok(free) => {
@@ -181,9 +184,10 @@ impl Along<'_> {
                 tries.found.extend(first.found);
             } else {
                 was_met |= over.is_empty() && self.was_met(strict, &first);
-                if let Some(copies) =
-                    copies.as_mut().filter(|_| !was_met && !self.run.is_beaten(&first.found))
-                {
+                let is_beaten = self.run.is_beaten(&first.found)
+                    || self.run.is_slower(&first.found)
+                    || is_priced && self.run.is_beaten_elsewhere(&first.found);
+                if let Some(copies) = copies.as_mut().filter(|_| !was_met && !is_beaten) {
                     copies.reprice(&first, &mut tries)?;
                 }
                 over.push((prices, first));

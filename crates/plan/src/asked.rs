@@ -201,6 +201,7 @@ impl Asked<'_> {
             reduce_dtype: self.settings.reduce_dtype,
             offload: self.settings.offload,
             known_ns: None,
+            elsewhere: None,
         }
     }
 

@@ -6,7 +6,7 @@ use crate::{
     effort::{Effort, Extent},
     from_shorter::expected,
     prediction::Prediction,
-    run::{Found, Request, Run},
+    run::{Expected, Found, Request, Run},
     search::{Searched, search},
     suits::if_it_suits,
 };
@@ -19,25 +19,15 @@ pub struct Glance<'a> {
     pub searched: Option<Box<Searched<'a>>>,
     /// What was found for few layers, the best first.
     pub expected: Vec<Found>,
-}
-
-impl Glance<'_> {
-    /// The least that anything takes which few layers were found to do, within the memory limit or not, in nanoseconds.
-    pub fn least_ns(&self) -> Option<i64> {
-        self.expected.iter().map(|one| one.least_ns).min()
-    }
-}
-
-/// What a quick search predicts.
-pub fn glance<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
-    extrapolated(request).map_or_else(|| glance_at_whole(request), Ok)
+    /// The best of that, where it promises to keep the memory limit.
+    pub promise: Option<Expected>,
 }
 
 /// What a quick search of the whole step predicts.
 pub fn glance_at_whole<'a>(request: &Request<'a>) -> Result<Glance<'a>> {
     let searched = search(&Request { effort: Effort::Quick, ..*request })?;
     let prediction = searched.best.prediction;
-    Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new() })
+    Ok(Glance { prediction, searched: Some(Box::new(searched)), expected: Vec::new(), promise: None })
 }
 
 /// What a quick search says of plans of one kind.
@@ -52,34 +42,35 @@ pub struct Outlook<'a> {
 
 /// What a quick search says of plans, also where none of few layers keeps the memory limit: then the whole step is not searched.
 pub fn outlook<'a>(request: &Request<'a>) -> Result<Outlook<'a>> {
-    let of_few = of_few_layers(request);
-    let holds_all = |one: &Prediction| one.fits(request.memory_limit) && !one.holds_less();
-    if let Some(least_ns) = of_few.iter().map(|one| one.least_ns).min() {
-        let holds_all = of_few.iter().any(|one| holds_all(&one.prediction));
-        return Ok(Outlook { least_ns, holds_all, glance: promised(request, of_few) });
+    if let Some(of_few) = extrapolated(request) {
+        return Ok(of_few);
     }
-    let Some(glance) = if_it_suits(glance(request))? else {
+    let Some(glance) = if_it_suits(glance_at_whole(request))? else {
         return Ok(Outlook { least_ns: 0, holds_all: false, glance: None });
     };
     let Prediction { step_ns, .. } = glance.prediction;
-    Ok(Outlook { least_ns: step_ns, holds_all: holds_all(&glance.prediction), glance: Some(glance) })
+    Ok(Outlook { least_ns: step_ns, holds_all: holds_all(request, &glance.prediction), glance: Some(glance) })
 }
 
-/// What a quick search of few layers finds, the best first.
-fn of_few_layers(request: &Request<'_>) -> Vec<Found> {
-    expected(request, extent(request))
+/// Whether a plan within the memory limit holds all of what forward leaves.
+fn holds_all(request: &Request<'_>, one: &Prediction) -> bool {
+    one.fits(request.memory_limit) && !one.holds_less()
 }
 
 /// The best of what is found for few layers; none where nothing promises to keep the memory limit.
 fn promised<'a>(request: &Request<'a>, expected: Vec<Found>) -> Option<Glance<'a>> {
     let run = Run::new(request, extent(request));
-    let prediction = run.promised(run.promising(&expected).first()?.1)?;
-    Some(Glance { prediction, searched: None, expected })
+    let best = run.promising(&expected).first()?.1;
+    let (prediction, promise) = (run.promised(best)?, Some(run.expected_of(best)));
+    Some(Glance { prediction, searched: None, expected, promise })
 }
 
-/// The same for the whole step from fewer layers; none where there are none, or none of what is found promises to keep the memory limit.
-pub fn extrapolated<'a>(request: &Request<'a>) -> Option<Glance<'a>> {
-    promised(request, of_few_layers(request))
+/// What a quick search of few layers says of the whole step; nothing where there are none, or nothing is found for them.
+pub fn extrapolated<'a>(request: &Request<'a>) -> Option<Outlook<'a>> {
+    let found = expected(request, extent(request));
+    let least_ns = found.iter().map(|one| one.least_ns).min()?;
+    let holds_all = found.iter().any(|one| holds_all(request, &one.prediction));
+    Some(Outlook { least_ns, holds_all, glance: promised(request, found) })
 }
 
 /// How much a quick search of few layers tries.
@@ -129,8 +120,9 @@ mod tests {
                 reduce_dtype: None,
                 offload: None,
                 known_ns: None,
+                elsewhere: None,
             };
-            let glance = extrapolated(&request).unwrap();
+            let glance = extrapolated(&request).unwrap().glance.unwrap();
             let seen = glance.prediction;
             let taken = for_whole(&request, &canonical(&graph), &glance.expected[0]).unwrap();
             let run = Run::new(&request, Extent::of(Effort::Quick, graph.order.len(), &mesh));

@@ -175,6 +175,7 @@ pub mod tests {
             reduce_dtype: None,
             offload: None,
             known_ns: None,
+            elsewhere: None,
         })
     }
 

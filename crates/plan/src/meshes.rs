@@ -4,7 +4,7 @@
 use std::{cell::OnceCell, collections::BTreeSet, thread};
 
 use base::{Audience, Code, Diagnostic, Result};
-use ir::{AxisKind, Mesh, MeshAxis};
+use ir::{AxisKind, Graph, InputClass, Mesh, MeshAxis};
 
 use crate::{
     effort::{Effort, Extent},
@@ -88,29 +88,75 @@ pub fn search_meshes(request: &Request<'_>, ranks: u32, told: impl FnOnce(&[Cand
     }
     let meshes: Vec<&Mesh> = meshes.iter().collect();
     let mut quick = glances(request, &meshes)?;
-    quick.sort_by_key(|(_, glance)| time(glance.as_ref().ok().map(|glance| &glance.prediction)));
-    let candidate = |(mesh, glance): &(&Mesh, Result<Glance<'_>>)| Candidate {
-        mesh: (*mesh).clone(),
-        prediction: glance.as_ref().ok().map(|glance| glance.prediction),
-        least_ns: glance.as_ref().ok().and_then(Glance::least_ns),
+    quick.sort_by_key(|one| time(one.glance.as_ref().ok().map(|glance| &glance.prediction)));
+    let candidate = |one: &Seen<'_>| Candidate {
+        mesh: one.mesh.clone(),
+        prediction: one.glance.as_ref().ok().map(|glance| glance.prediction),
+        least_ns: one.least_ns,
     };
     told(&quick.iter().map(candidate).collect::<Vec<_>>());
     if request.effort == Effort::Quick {
         return quickly(request, quick);
     }
     let seen: Vec<(&Mesh, &Glance<'_>)> =
-        quick.iter().filter_map(|(mesh, glance)| Some((*mesh, glance.as_ref().ok()?))).collect();
+        quick.iter().filter_map(|one| Some((one.mesh, one.glance.as_ref().ok()?))).collect();
     // Where a quick search keeps the limit on no mesh, another one may.
     if seen.is_empty() { side_by_side(request, &meshes) } else { closer(request, &finalists(&seen)) }
 }
 
-/// What quick searches predict on each mesh: of few layers, where what is found for them on any mesh promises to keep the memory limit.
-fn glances<'m>(request: &Request<'m>, meshes: &[&'m Mesh]) -> Result<Vec<(&'m Mesh, Result<Glance<'m>>)>> {
-    let few = at_once(meshes, |mesh| extrapolated(&Request { mesh, ..*request }).ok_or_else(unpromising))?;
-    if few.iter().any(|(_, seen)| seen.is_ok()) {
-        return Ok(few);
+/// A mesh with what a quick search finds.
+struct Seen<'m> {
+    mesh: &'m Mesh,
+    /// The best within the memory limit, or why there is none.
+    glance: Result<Glance<'m>>,
+    /// The least that anything of few layers takes, within the limit or not, in nanoseconds.
+    least_ns: Option<i64>,
+}
+
+/// What quick searches find on each mesh: of few layers, where what is found for them on any mesh promises to keep the memory limit. Each is told the
+/// best of those before it, and looks no further where nothing is as good at the price that memory has there.
+fn glances<'m>(request: &Request<'m>, meshes: &[&'m Mesh]) -> Result<Vec<Seen<'m>>> {
+    let mut few: Vec<(&Mesh, Result<Option<Outlook<'_>>>)> = Vec::with_capacity(meshes.len());
+    let meshes = promising_first(request, meshes);
+    let (first, others) = meshes.split_at(1.min(meshes.len()));
+    for some in std::iter::once(first).chain(others.chunks(AT_ONCE)) {
+        let promise =
+            |seen: &Result<Option<Outlook<'_>>>| seen.as_ref().ok()?.as_ref()?.glance.as_ref()?.promise;
+        let promises = few.iter().filter_map(|(_, seen)| promise(seen));
+        let elsewhere = promises.min_by_key(|promise| promise.step_ns);
+        few.extend(at_once(some, |mesh| Ok(extrapolated(&Request { mesh, elsewhere, ..*request })))?);
     }
-    at_once(meshes, |mesh| glance_at_whole(&Request { mesh, ..*request }))
+    let seen = few.into_iter().map(|(mesh, outlook)| {
+        let outlook = outlook?;
+        let least_ns = outlook.as_ref().map(|outlook| outlook.least_ns);
+        let glance = outlook.and_then(|outlook| outlook.glance).ok_or_else(unpromising);
+        Ok(Seen { mesh, glance, least_ns })
+    });
+    let seen: Vec<Seen<'_>> = seen.collect::<Result<_>>()?;
+    if seen.iter().any(|one| one.glance.is_ok()) {
+        return Ok(seen);
+    }
+    let whole = at_once(&meshes, |mesh| glance_at_whole(&Request { mesh, ..*request }))?;
+    Ok(whole.into_iter().map(|(mesh, glance)| Seen { mesh, glance, least_ns: None }).collect())
+}
+
+/// The meshes whose outer axis is as long as the batch first, along which data parallelism goes as far as it does.
+fn promising_first<'m>(request: &Request<'_>, meshes: &[&'m Mesh]) -> Vec<&'m Mesh> {
+    let samples = f64::from(samples(request.graph).max(1));
+    let times = |mesh: &Mesh| {
+        let outer = f64::from(mesh.axes.first().map_or(1, |axis| axis.size));
+        (outer / samples).max(samples / outer)
+    };
+    let mut meshes = meshes.to_vec();
+    meshes.sort_by(|one, other| times(one).total_cmp(&times(other)));
+    meshes
+}
+
+/// How many samples a batch has, as far as its shapes say it: none where it has no dimension.
+pub fn samples(graph: &Graph) -> u32 {
+    let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
+    let rows = batch.filter_map(|input| graph.ty(input.value).shape.first().copied()).min();
+    u32::try_from(rows.unwrap_or(0)).unwrap_or(0)
 }
 
 fn unpromising() -> Box<Diagnostic> {
@@ -202,8 +248,9 @@ fn closer(request: &Request<'_>, finalists: &[Finalist<'_>]) -> Result<Plan> {
     let step = |one: &Searched<'_>| one.best.prediction.step_ns;
     let (mut found, mut refused): (Vec<Searched<'_>>, _) = (Vec::new(), None);
     for (Finalist { mesh, promised_ns }, few) in finalists.iter().zip(&few) {
-        let request = Request { mesh, ..*request };
-        if let Some(known) = found.iter().map(step).min() {
+        let known = found.iter().map(step).min();
+        let request = Request { mesh, known_ns: known.into_iter().chain(request.known_ns).min(), ..*request };
+        if let Some(known) = known {
             let is_slower = |promised: i64| promised / (100 + TOO_MUCH) * 100 >= known;
             if promised_ns.is_some_and(is_slower) {
                 continue;
@@ -235,8 +282,8 @@ fn side_by_side(request: &Request<'_>, meshes: &[&Mesh]) -> Result<Plan> {
 }
 
 /// The plan of the first glance.
-fn quickly(request: &Request<'_>, quick: Vec<(&Mesh, Result<Glance<'_>>)>) -> Result<Plan> {
-    first(quick.into_iter().map(|(mesh, glance)| match glance?.searched {
+fn quickly(request: &Request<'_>, quick: Vec<Seen<'_>>) -> Result<Plan> {
+    first(quick.into_iter().map(|Seen { mesh, glance, .. }| match glance?.searched {
         Some(searched) => searched.plan(),
         None => search(&Request { mesh, ..*request })?.plan(),
     }))
@@ -296,6 +343,48 @@ mod tests {
         assert_eq!(shapes(7), [[7]]);
         assert_eq!(shapes(12), [vec![12], vec![2, 6], vec![3, 4], vec![4, 3], vec![6, 2]]);
         assert_eq!(shapes(1000).len(), 15);
+    }
+
+    #[test]
+    fn meshes_that_are_told_of_each_other_promise_as_much_as_each_by_itself() {
+        let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
+        let graph = tower(Tower { layers: 160, rows: 4096, width: 4096, reach: 1, odd: None });
+        let shorter = Shorter::of(&canonical(&graph));
+        let meshes = meshes(12, None);
+        let meshes: Vec<&Mesh> = meshes.iter().collect();
+        asked(&graph, &cluster, meshes[0], shorter.as_ref(), |request| {
+            let alone = |mesh, memory_limit| {
+                let seen = extrapolated(&Request { mesh, memory_limit, ..*request })?.glance?;
+                Some((seen.prediction.step_ns, seen.prediction.peak_bytes))
+            };
+            let four = meshes.iter().find(|mesh| mesh.axes[0].size == 4).unwrap();
+            let (_, free) = alone(four, None).unwrap();
+            let limit = Some(free / 2);
+            let alone: Vec<_> = meshes.iter().map(|mesh| alone(mesh, limit)).collect();
+            let least = alone.iter().flatten().map(|(step, _)| *step).min().unwrap();
+            let seen = glances(&Request { memory_limit: limit, ..*request }, &meshes).unwrap();
+            let step = |one: &Seen<'_>| Some(one.glance.as_ref().ok()?.prediction.step_ns);
+            let told = seen.iter().filter_map(step).min().unwrap();
+            assert!(told <= least / 100 * 101, "{told} ns, and {least} alone");
+            for (mesh, alone) in meshes.iter().zip(alone) {
+                let given_up = seen.iter().any(|one| one.mesh == *mesh && one.glance.is_err());
+                assert!(!given_up || alone.is_none_or(|(step, _)| step >= told), "{mesh:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn the_mesh_along_whose_outer_axis_the_batch_goes_is_looked_at_first() {
+        let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
+        let first = |rows| {
+            let graph = tower(Tower { layers: 2, rows, width: 64, reach: 1, odd: None });
+            let meshes = meshes(64, None);
+            let meshes: Vec<&Mesh> = meshes.iter().collect();
+            asked(&graph, &cluster, meshes[0], None, |request| {
+                promising_first(request, &meshes)[0].axes[0].size
+            })
+        };
+        assert_eq!([1, 8, 16, 60, 4096].map(first), [2, 8, 16, 64, 64]);
     }
 
     #[test]

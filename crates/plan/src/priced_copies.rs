@@ -45,7 +45,7 @@ impl<'a, 'p> Copies<'a, 'p> {
 
     /// The solution at the price of the best candidate so far; nothing where there is none, or memory costs it nothing, or a bound is asked for.
     pub fn at_known_price(&mut self) -> Option<Choices> {
-        let (_, price) = self.along.run.byte_price.get()?;
+        let price = self.along.run.best_expected.get()?.byte_price;
         let asks_for_bound = self.along.number == 0 && !self.along.is_folded();
         (price > 0.0 && !asks_for_bound).then(|| self.at(price).ok()).flatten()
     }

@@ -12,7 +12,7 @@ use crate::{
     forward::Forward,
     host_state::States,
     plan::Prediction,
-    run::{Found, Offloading, Recomputation, Request, Run},
+    run::{Expected, Found, Offloading, Recomputation, Request, Run},
     stays::Ways,
 };
 
@@ -21,6 +21,9 @@ const PARTS: u32 = 4;
 
 /// Of what forward leaves in pipeline stages one part in so many stays when all runs again that can.
 const STAYS: u64 = 8;
+
+/// How much longer than what another mesh promises solutions take, in percent, that are not tried in less memory: some of less memory take less time.
+const FAR: i64 = 10;
 
 /// How a choice that is over the limit after the passes is made again for a lower one.
 #[derive(Clone, Copy)]
@@ -106,11 +109,16 @@ impl Run<'_> {
 
     /// Takes a candidate into account.
     pub fn note_expected(&self, found: &Found) {
-        let expected = self.expected_ns(found);
-        self.least_expected_ns.set(self.least_expected_ns.get().min(expected));
-        if self.byte_price.get().is_none_or(|(known, _)| expected < known) {
-            self.byte_price.set(Some((expected, self.byte_price_of(found))));
+        let expected = self.expected_of(found);
+        self.least_expected_ns.set(self.least_expected_ns.get().min(expected.step_ns));
+        if self.best_expected.get().is_none_or(|known| expected.step_ns < known.step_ns) {
+            self.best_expected.set(Some(expected));
         }
+    }
+
+    /// What a candidate is expected to take once it keeps the memory limit, and what less memory would save it.
+    pub fn expected_of(&self, found: &Found) -> Expected {
+        Expected { step_ns: self.expected_ns(found), byte_price: self.byte_price_of(found) }
     }
 
     /// What one byte less would save a candidate that runs forward again to keep the memory limit, in picoseconds: by how much
@@ -125,17 +133,30 @@ impl Run<'_> {
     /// Whether another candidate is expected to take less than any of these would if collectives held nothing: whatever copies of state cost, none of
     /// them gets better.
     pub fn is_beaten(&self, found: &[Found]) -> bool {
+        self.least_without_copies(found).is_some_and(|least| least >= self.least_expected_ns.get())
+    }
+
+    /// The same by what is promised on another mesh. That says nothing of what memory costs here: it is asked of what is found at the price it has there.
+    pub fn is_beaten_elsewhere(&self, found: &[Found]) -> bool {
+        let promised = self.request.elsewhere.map_or(i64::MAX, |best| best.step_ns);
+        self.least_without_copies(found).is_some_and(|least| least >= promised)
+    }
+
+    /// The least that any of these is expected to take if collectives held nothing.
+    fn least_without_copies(&self, found: &[Found]) -> Option<i64> {
         let without_copies = |one: &Found| {
             let Prediction { peak_bytes, collective_bytes, .. } = one.prediction;
             self.expected(one, one.least_ns, peak_bytes - collective_bytes)
         };
-        let least = found.iter().map(without_copies).min();
-        least.is_some_and(|least| least >= self.least_expected_ns.get())
+        found.iter().map(without_copies).min()
     }
 
-    /// Whether all of these take longer than what is known, and more so the less they hold.
+    /// Whether all of these take longer than what is known, or much longer than what another mesh promises, and more so the less they hold.
     pub fn is_slower(&self, found: &[Found]) -> bool {
-        self.request.known_ns.is_some_and(|known| found.iter().all(|one| one.least_ns >= known))
+        let Request { known_ns, elsewhere, .. } = *self.request;
+        let promised = elsewhere.map(|best| best.step_ns.saturating_mul(100 + FAR) / 100);
+        let known = known_ns.into_iter().chain(promised).min();
+        known.is_some_and(|known| found.iter().all(|one| one.least_ns >= known))
     }
 
     /// About what a candidate takes once it keeps the memory limit that stands between two others: `saved` of the way from one to the other in time,

@@ -90,6 +90,17 @@ pub struct Request<'a> {
     pub offload: Option<Offloading>,
     /// What a plan that is known takes, in nanoseconds: slower ones are of no use.
     pub known_ns: Option<i64>,
+    /// The best that searches on other meshes promise so far.
+    pub elsewhere: Option<Expected>,
+}
+
+/// What a candidate is expected to take within a memory limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// The time of a step, in nanoseconds.
+    pub step_ns: i64,
+    /// What one byte less would save it, in picoseconds.
+    pub byte_price: f64,
 }
 
 /// A candidate with what it is predicted to take.
@@ -139,8 +150,8 @@ pub struct Run<'a> {
     pub met: RefCell<Vec<Met>>,
     /// The least that a candidate so far, or what is known, is expected to take within the memory limit.
     pub least_expected_ns: Cell<i64>,
-    /// What the candidate that is expected to take least is expected to take, and what one byte less would save it, in picoseconds.
-    pub byte_price: Cell<Option<(i64, f64)>>,
+    /// What the candidate that is expected to take least, on other meshes too, is expected to take.
+    pub best_expected: Cell<Option<Expected>>,
     /// The part of all state that only the update reads, where it was asked for.
     pub host_share: OnceCell<f64>,
 }
@@ -187,7 +198,7 @@ impl<'a> Run<'a> {
             intents: &[],
             met: RefCell::default(),
             least_expected_ns: Cell::new(request.known_ns.unwrap_or(i64::MAX)),
-            byte_price: Cell::new(None),
+            best_expected: Cell::new(request.elsewhere),
             host_share: OnceCell::new(),
         }
     }

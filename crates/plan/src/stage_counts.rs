@@ -7,7 +7,7 @@
 use aten::Call;
 use base::Result;
 use cost::{Machine, local_time};
-use ir::{Graph, InputClass, Mesh, MeshAxis, STAGES};
+use ir::{Graph, Mesh, MeshAxis, STAGES};
 use schedule::{Costs, Name};
 use shard::{canonical, stages::StageSet};
 
@@ -15,11 +15,11 @@ use crate::{
     axis::PICOS_PER_NANO,
     divides::require_slices,
     folded::Folded,
-    glance::{Glance, glance},
-    meshes::{has_steered, meshes},
+    glance::{Glance, Outlook, extrapolated, glance_at_whole},
+    meshes::{has_steered, meshes, samples},
     pipelines::{InStages, search_stages},
     plan::Plan,
-    run::{Found, Offloading, Request},
+    run::{Expected, Found, Offloading, Request},
     shorter::Shorter,
     suits::if_it_suits,
     wish::Wanted,
@@ -126,11 +126,11 @@ pub fn faster_in_stages(
     }
     promises.retain(|promise| may_be_faster(promise.step_ns, least));
     promises.truncate(REFINED);
-    let mut closer = refined_all(request, promises, least)?;
+    let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
+    let mut closer = refined_all(request, promises, (least, tried))?;
     closer.sort_by_key(|promise| promise.step_ns);
     let mut found = None;
     let mut kept = None;
-    let tried = if known.is_some() { FINALISTS } else { LAST_RESORTS };
     for promise in closer.into_iter().take(tried) {
         if !may_be_faster(promise.step_ns, least) || !may_be_faster_as(kept, &promise, least) {
             break;
@@ -162,16 +162,22 @@ fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) ->
 }
 
 /// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of
-/// promises of no more micro-batches: what is gathered for each counts as often.
-fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>) -> Result<Vec<Promise>> {
-    let mut closer = Vec::new();
+/// promises of no more micro-batches: what is gathered for each counts as often. So would those that take longer than as many as are `tried`.
+fn refined_all(
+    request: &Request<'_>,
+    promises: Vec<Promise>,
+    (least, tried): (Option<i64>, usize),
+) -> Result<Vec<Promise>> {
+    let mut closer: Vec<Promise> = Vec::new();
     let mut kept: Vec<(u32, f64)> = Vec::new();
     for promise in promises {
         let (promised, count) = (promise.step_ns as f64, promise.micro_batches);
         let of_no_more = kept.iter().filter(|(known, _)| *known <= count).map(|(_, kept)| *kept);
         let hoped = promised * of_no_more.reduce(f64::min).unwrap_or(1.0);
-        if may_be_faster(hoped as i64, least) {
-            let refined = refined(request, promise)?;
+        let is_last =
+            closer.iter().filter(|known| (known.step_ns as f64) < hoped * (1.0 - ALIKE)).count() >= tried;
+        if !is_last && may_be_faster(hoped as i64, least) {
+            let refined = refined(request, promise, least)?;
             kept.push((count, refined.step_ns as f64 / promised));
             closer.push(refined);
         }
@@ -181,19 +187,47 @@ fn refined_all(request: &Request<'_>, promises: Vec<Promise>, least: Option<i64>
 
 /// What a pipeline takes at the least where its step is searched in its micro-batches: slices may not be sharded as the whole batch is, and what
 /// is gathered for each counts as often.
-fn refined(request: &Request<'_>, promise: Promise) -> Result<Promise> {
+fn refined(request: &Request<'_>, promise: Promise, least: Option<i64>) -> Result<Promise> {
     let stages = promise.mesh.stages();
     // All effort may keep a memory limit that a quick search does not.
-    let sliced = promise.sliced();
-    let Some(all) = together(request, &sliced)? else { return Ok(promise) };
-    let step_ns = stretched(all.prediction.step_ns, stages, stretch(stages, promise.micro_batches));
+    let (sliced, stretch) = (promise.sliced(), stretch(stages, promise.micro_batches));
+    let Some(all) = together(request, &sliced, (least, stretch))? else { return Ok(promise) };
+    let step_ns = stretched(all.step_ns, stages, stretch);
     Ok(Promise { step_ns, expected: all.expected, ..promise })
 }
 
-/// What a quick search predicts for all stages together, in the memory of all of them.
-fn together<'a>(request: &Request<'a>, mesh: &'a Mesh) -> Result<Option<Glance<'a>>> {
-    let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(mesh.stages())));
-    if_it_suits(glance(&Request { mesh, memory_limit, ..*request }))
+/// What all stages take together.
+struct Together {
+    /// The time of a step, in nanoseconds.
+    step_ns: i64,
+    /// What was found for few layers, the best first, where the step has layers.
+    expected: Vec<Found>,
+}
+
+/// What a quick search predicts for all stages together, in the memory of all of them. Where they take longer, even beyond the limit, than what is known
+/// to take `least` for stages that wait so much, nothing closer is looked for.
+fn together(
+    request: &Request<'_>,
+    mesh: &Mesh,
+    (least, stretch): (Option<i64>, f64),
+) -> Result<Option<Together>> {
+    let stages = mesh.stages();
+    let memory_limit = request.memory_limit.map(|limit| limit.saturating_mul(u64::from(stages)));
+    let most = |least: i64| (least as f64 / stretch * f64::from(stages)) as i64 / 100 * (100 + NEAR);
+    let elsewhere = least.map(|least| Expected { step_ns: most(least), byte_price: 0.0 });
+    let request = Request { mesh, memory_limit, elsewhere, ..*request };
+    match extrapolated(&request) {
+        Some(Outlook { glance: Some(Glance { prediction, expected, .. }), .. }) => {
+            Ok(Some(Together { step_ns: prediction.step_ns, expected }))
+        }
+        Some(Outlook { least_ns, .. }) if elsewhere.is_some_and(|most| least_ns >= most.step_ns) => {
+            Ok(Some(Together { step_ns: least_ns, expected: Vec::new() }))
+        }
+        Some(_) | None => {
+            let whole = if_it_suits(glance_at_whole(&Request { elsewhere: None, ..request }))?;
+            Ok(whole.map(|one| Together { step_ns: one.prediction.step_ns, expected: one.expected }))
+        }
+    }
 }
 
 /// What so many stages take that share evenly what all of them take together, where that is stretched by so much.
@@ -240,12 +274,14 @@ fn promised(
     });
     let stretches: Vec<(u32, f64)> = counts.map(|count| (count, stretch(stages, count))).collect();
     let shared = step.computed_ns / i64::from(within.ranks());
-    let least = stretches.iter().map(|(_, stretch)| stretched(shared, stages, *stretch)).min();
-    if least.is_none_or(|least| !may_be_faster(least, step.least_ns)) {
+    let Some(least_stretch) = stretches.iter().map(|(_, stretch)| *stretch).reduce(f64::min) else {
+        return Ok(None);
+    };
+    if !may_be_faster(stretched(shared, stages, least_stretch), step.least_ns) {
         return Ok(None);
     }
-    let Some(together) = together(request, &mesh)? else { return Ok(None) };
-    let together = together.prediction.step_ns;
+    let together = together(request, &mesh, (step.least_ns, least_stretch))?;
+    let Some(Together { step_ns: together, .. }) = together else { return Ok(None) };
     let of = |(count, stretch): (u32, f64)| (stretched(together, stages, stretch), count);
     let mut counts: Vec<(i64, u32)> = stretches.into_iter().map(of).collect();
     counts.sort_unstable();
@@ -257,9 +293,7 @@ fn promised(
 /// How many rows of the batch a rank has where they are sharded over all ranks of a stage, over its outer axis where there are too few, or not at
 /// all.
 fn rows(graph: &Graph, within: &Mesh) -> u32 {
-    let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
-    let rows = batch.filter_map(|input| graph.ty(input.value).shape.first().copied()).min().unwrap_or(0);
-    let rows = u32::try_from(rows).unwrap_or(0);
+    let rows = samples(graph);
     let outer = within.axes.first().map_or(1, |axis| axis.size);
     let shares = [rows / within.ranks(), rows / outer];
     shares.into_iter().find(|share| *share > 0).unwrap_or(rows)

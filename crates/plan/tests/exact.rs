@@ -151,6 +151,7 @@ fn the_search_finds_what_trying_everything_finds() {
             reduce_dtype: None,
             offload: None,
             known_ns: None,
+            elsewhere: None,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -232,6 +233,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             reduce_dtype: None,
             offload: None,
             known_ns: None,
+            elsewhere: None,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.best.assignments[0], cluster, &mesh).unwrap();

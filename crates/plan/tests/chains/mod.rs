@@ -95,6 +95,7 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         reduce_dtype: None,
         offload: None,
         known_ns: None,
+        elsewhere: None,
     }
 }
 
