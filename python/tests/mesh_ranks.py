@@ -58,20 +58,20 @@ def train() -> None:
 def choose() -> None:
     """The planner chooses the mesh where four divides nothing and two does, also for a step that goes on with gradients in place.
 
-    On four ranks along one axis one of them would have no share of six. What it chose is a plan to give.
+    On four ranks along one axis one of them would have no share of six. What it chose is a plan to give. It also chooses the axes within
+    as many pipeline stages as are asked for.
     """
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
     start = nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
     batch = tuple(torch.randn(2, 6, 6))
     found, text = {}, None
-    for name in ("searched", "given", "gradients stay"):
+    for name in ("searched", "given", "gradients stay", "in stages"):
         one, many = copy.deepcopy(start), copy.deepcopy(start)
         to_none = name != "gradients stay"
         (alone, _), (together, optimizer) = make_step(one, to_none), make_step(many, to_none)
-        step = unisono.parallelize(
-            together, model=many, optimizer=optimizer, example=batch, mesh="auto", plan=text, cluster=SLOW_PRODUCTS
-        )
+        settings = {"plan": text, "stages": 2 if name == "in stages" else None, "cluster": SLOW_PRODUCTS}
+        step = unisono.parallelize(together, model=many, optimizer=optimizer, example=batch, mesh="auto", **settings)
         losses = [abs(step(*batch).item() - alone(*batch).item()) for _ in range(3)]
         whole = {key: value.full_tensor() for key, value in step.state_dict()["model"].items()}
         step.sync()

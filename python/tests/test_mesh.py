@@ -14,6 +14,7 @@ def test_the_mesh_that_the_planner_chooses_gives_what_one_device_gives(tmp_path)
         assert one.status == 0, f"rank {rank}: {one.err[-2000:]}"
         found = json.loads((tmp_path / f"mesh{rank}.json").read_text())
         assert all(step["off"] <= 1e-5 for step in found.values()), found
+        assert found["in stages"]["mesh"]["stages"] == 2
         chosen += [step["mesh"] for step in found.values()]
     assert all(math.prod(mesh.values()) == 4 for mesh in chosen)
     assert chosen[0] == chosen[1], "the plan that was given back"

@@ -198,3 +198,25 @@ def test_stages_that_cannot_be_are_refused_with_the_reason(settings, said):
     _, _, graph = captured("tied")
     with pytest.raises(ConfigurationError, match=said):
         graph.plan(stages.MACHINE, mesh={"stages": 2}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stages": 0}, "`stages` is 0"),
+        ({"stages": 2, "mesh": {"data": 1}}, "beside a mesh"),
+        ({"stages": 2}, "1 ranks in 2 stages"),
+        ({"chunks": 2}, "no stages"),
+    ],
+)
+def test_a_number_of_stages_that_cannot_be_is_refused(settings, said):
+    training, _ = stage_ranks.made("mlp")
+    with pytest.raises(ConfigurationError, match=said):
+        unisono.parallelize(
+            training.step,
+            model=training.model,
+            optimizer=training.optimizer,
+            example=training.batches[0],
+            cluster=SLOW_LINKS,
+            **settings,
+        )

@@ -145,6 +145,7 @@ def parallelize(
     recompute: str | None = None,
     reduce_dtype: torch.dtype | str | None = None,
     offload: str | None = None,
+    stages: int | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
     cuts: Sequence[int | str] | None = None,
@@ -201,6 +202,7 @@ def parallelize(
             host alone too, where it saves nothing; ``"optimizer"`` for all of that state, and nothing else; ``"full"`` for everything but
             results of collectives. The values are the same. In pipeline stages each has on its host what it needs there
             by itself.
+        stages: how many pipeline stages there are, where the mesh is not given; by default as many as are fastest.
         schedule: in which order each pipeline stage runs its micro-batches: ``"gpipe"``, ``"1f1b"``, ``"interleaved"``, ``"zb-h1"``,
             ``"zb-h2"``, ``"zb-v"`` or ``"dualpipe-v"``, or the path of a CSV file of actions, as ``torch.distributed.pipelining`` writes
             it, with a line for each stage, or ``"searched"`` for one that is made for what the parts of this step cost. By default the
@@ -267,6 +269,7 @@ def parallelize(
         "recompute": recompute,
         "reduce_dtype": reduce_dtype,
         "offload": offload,
+        "stages": stages,
         "schedule": schedule,
         "chunks": chunks,
         "cuts": cuts,

@@ -175,9 +175,11 @@ class Pipeline:
     schedule: str | None = None
     chunks: int | None = None
     cuts: Sequence[int | str] | None = None
+    #: How many there are, where the mesh is searched for.
+    stages: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what is no schedule or no number of chunks, or does not say where they begin."""
+        """Refuses what is no schedule or no number of chunks or stages, or does not say where they begin."""
         if self.schedule not in (None, *SCHEDULES) and not self._file:
             names = ", ".join(f'"{name}"' for name in SCHEDULES)
             hint = f'{names}, a file "*.csv" of actions, or leave it out for the one that takes less time'
@@ -185,6 +187,9 @@ class Pipeline:
         if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
             hint = "a number of parts of the program for each stage, or leave it out"
             raise ConfigurationError(f"`chunks` is {self.chunks!r}", code="U0012", hint=hint)
+        if self.stages is not None and (not isinstance(self.stages, int) or self.stages < 1):
+            hint = "a number of pipeline stages, or leave it out for as many as are fastest"
+            raise ConfigurationError(f"`stages` is {self.stages!r}", code="U0012", hint=hint)
         is_list = isinstance(self.cuts, Sequence) and not isinstance(self.cuts, str)
         if self.cuts is not None and not (
             is_list and all(isinstance(cut, str) or (isinstance(cut, int) and cut > 0) for cut in self.cuts)
@@ -198,7 +203,7 @@ class Pipeline:
         return str(self.schedule) if is_file else None
 
     def said(self) -> bool:
-        """Whether the user says anything."""
+        """Whether the user says anything of what stages there are."""
         return (self.schedule, self.chunks, self.cuts) != (None, None, None)
 
     def settings(self) -> dict[str, Any]:
@@ -215,6 +220,13 @@ class Pipeline:
                 raise ConfigurationError(f"cannot read the schedule `{self._file}`: {error}", code="U0010") from None
         cuts = None if self.cuts is None else list(self.cuts)
         return {"schedule": schedule, "chunks": self.chunks, "cuts": cuts}
+
+
+def require_no_stages(mesh: Mapping[str, int] | str | None, stages: int | None) -> None:
+    """Refuses a number of pipeline stages beside a mesh, which says it itself."""
+    if stages is not None and mesh is not None and mesh != SEARCHED:
+        hint = 'leave one of both out, or give the mesh an axis of them, as in mesh={"stages": 2, "data": 4}'
+        raise ConfigurationError(f"`stages` is {stages}, beside a mesh", code="U0205", hint=hint)
 
 
 def require_settings(

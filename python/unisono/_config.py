@@ -34,6 +34,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "reduce_dtype": ((str,), "an element type such as 'float32'"),
     "offload": ((str,), "'none', 'activations', 'optimizer' or 'full'"),
     "schedule": ((str,), "the name of a schedule such as '1f1b', or the path of a CSV file of actions"),
+    "stages": ((int,), "a whole number"),
     "chunks": ((int,), "a whole number"),
     "cuts": ((list,), "a list of names of modules or numbers of operations"),
     "cluster": ((str,), "the path of a description, or a preset such as 'h100:8x8'"),

@@ -62,7 +62,8 @@ class Planning:
         """A plan under which state stays where it is, if there is one that the user's settings allow."""
         session, found = self.session, None
         if session.searches_mesh:
-            found = self._found_plan(graph, {**settings, "mesh": {}, "ranks": session.ranks.count})
+            wanted = {"mesh": {}, "ranks": session.ranks.count, "stages": session.pipeline.stages}
+            found = self._found_plan(graph, settings | wanted)
             session.take_mesh(found.mesh)
         here = session.state.layouts()
         axes = [axis for axis in session.mesh if axis != STAGES]
@@ -94,7 +95,7 @@ class Planning:
             "reduce_dtype": session.reduce_dtype,
             "fuse": self.fuse,
         }
-        if session.mesh.get(STAGES, 1) > 1:
+        if session.mesh.get(STAGES, 1) > 1 or settings.get("stages"):
             settings |= session.pipeline.settings()
         elif session.pipeline.said():
             raise ConfigurationError(

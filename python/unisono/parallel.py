@@ -25,6 +25,7 @@ from unisono._arguments import (
     reduce_dtype_of,
     require_fuse,
     require_graphs,
+    require_no_stages,
     require_offload,
     require_rng,
     require_settings,
@@ -71,6 +72,7 @@ class ParallelStep:
         recompute: str | None,
         reduce_dtype: torch.dtype | str | None,
         offload: str | None,
+        stages: int | None,
         schedule: str | None,
         chunks: int | None,
         cuts: Sequence[int | str] | None,
@@ -94,7 +96,8 @@ class ParallelStep:
         """Captures and plans on rank 0, and prepares this rank's part."""
         require_settings(compare_every, on_change, captures, batch, micro_batches, recompute)
         require_offload(offload)
-        pipeline = Pipeline(schedule, chunks, cuts)
+        pipeline = Pipeline(schedule, chunks, cuts, stages)
+        require_no_stages(mesh, stages)
         require_timeout(timeout)
         require_rng(rng)
         require_graphs(graphs)

@@ -248,9 +248,8 @@ fn closer(request: &Request<'_>, finalists: &[Finalist<'_>]) -> Result<Plan> {
     let step = |one: &Searched<'_>| one.best.prediction.step_ns;
     let (mut found, mut refused): (Vec<Searched<'_>>, _) = (Vec::new(), None);
     for (Finalist { mesh, promised_ns }, few) in finalists.iter().zip(&few) {
-        let known = found.iter().map(step).min();
-        let request = Request { mesh, known_ns: known.into_iter().chain(request.known_ns).min(), ..*request };
-        if let Some(known) = known {
+        let request = Request { mesh, ..*request };
+        if let Some(known) = found.iter().map(step).min() {
             let is_slower = |promised: i64| promised / (100 + TOO_MUCH) * 100 >= known;
             if promised_ns.is_some_and(is_slower) {
                 continue;
