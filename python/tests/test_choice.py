@@ -45,7 +45,7 @@ def test_what_was_measured_decides_and_the_reason_is_said(monkeypatch):
     names = [name for name, _ in graph.groups()]
     assert len(names) == 2
     times = dict(zip(names, [(3_000, 2_000), (2_000, 3_000)], strict=True))
-    monkeypatch.setattr(_choice, "_tried", lambda group: times[group.fingerprint()])
+    monkeypatch.setattr(_choice, "_tried", lambda group, **_: times[group.fingerprint()])
     slower = _choice.slower(graph, _devices.HOST)
     assert slower == {names[0]: "a kernel takes 3.0 us, PyTorch's operations 2.0 us"}
     assert sum(name.startswith("kernel") for name in instructions(graph, slower)) == 1
@@ -55,7 +55,7 @@ def test_what_was_measured_decides_and_the_reason_is_said(monkeypatch):
 
 
 def test_a_difference_within_what_times_vary_by_decides_nothing(monkeypatch):
-    monkeypatch.setattr(_choice, "_tried", lambda _: (1_040, 1_000))
+    monkeypatch.setattr(_choice, "_tried", lambda _, **__: (1_040, 1_000))
     assert _choice.slower(captured(), _devices.HOST) == {}
 
 
@@ -87,7 +87,7 @@ def test_a_group_alone_is_its_operations_with_the_views_between_them():
 
 def test_what_was_measured_is_kept_for_later_starts_and_measured_again_where_it_is_damaged(monkeypatch):
     tried = []
-    monkeypatch.setattr(_choice, "_tried", lambda group: tried.append(group) or (3_000, 1_000))
+    monkeypatch.setattr(_choice, "_tried", lambda group, **_: tried.append(group) or (3_000, 1_000))
     first = _choice.slower(captured(), _devices.HOST)
     assert (len(first), len(tried)) == (2, 2)
     monkeypatch.setattr(_choice, "_known", {})
@@ -113,14 +113,14 @@ def test_ranks_take_what_the_first_has_measured(tmp_path):
 @pytest.mark.parametrize("times", [(2_000, 1_000), (1_000, 2_000)])
 def test_compiled_functions_choose_too(monkeypatch, times):
     torch._dynamo.reset()
-    monkeypatch.setattr(_choice, "_tried", lambda _: times)
+    monkeypatch.setattr(_choice, "_tried", lambda _, **__: times)
     call = torch.compile(gated, backend="unisono", options={"fuse": "auto"})
     for found, expected in zip(call(*INPUTS), gated(*INPUTS), strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_other_devices_are_not_measured(monkeypatch):
-    monkeypatch.setattr(_choice, "_tried", lambda _: (2_000, 1_000))
+    monkeypatch.setattr(_choice, "_tried", lambda _, **__: (2_000, 1_000))
     assert _choice.slower(captured(), torch.device("cuda", 0)) == {}
 
 

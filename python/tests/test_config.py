@@ -35,6 +35,7 @@ def test_settings_are_read_from_a_file(folder):
     config = """
         on_change = "refuse"
         seed = 7
+        match_eager = true
         cluster = "machine.toml"
         memory_limit = "1 GiB"
         [mesh]

@@ -162,6 +162,7 @@ def parallelize(
     batch: str = "global",
     cache: str | Path | None = None,
     fuse: bool | Literal["auto"] = False,
+    match_eager: bool = False,
     rng: str = "torch",
     graphs: str = "off",
     timeout: float = 1200.0,
@@ -238,6 +239,9 @@ def parallelize(
             PyTorch's operations, a hundredth of a second each, and runs as what takes less time; all ranks take what the first of them
             measured, and what was measured is kept for later starts. Steps then round as the machine's clock decides: ``True`` gives the
             same bits at every start.
+        match_eager: whether those loops give the bits of eager PyTorch: each result is rounded to its type, and operations that would have
+            other bits (sums, most exponentials) stay PyTorch's. That holds on processors with AVX2; on CUDA loops round between operations
+            as PyTorch does, and single operations may differ in their last bit. Plans are predicted as without ``fuse``.
         rng: how random operations draw. ``"torch"``: as PyTorch does, so that masks are those of eager code; every rank draws them
             whole. ``"counter"``: by Philox from the seed, the number of the step and the place of an element in the global tensor. Each
             rank draws its own part, and masks are the same on any mesh, in any number of micro-batches and whatever is computed again,
@@ -286,6 +290,7 @@ def parallelize(
         "batch": batch,
         "cache": cache,
         "fuse": fuse,
+        "match_eager": match_eager,
         "rng": rng,
         "graphs": graphs,
         "timeout": timeout,

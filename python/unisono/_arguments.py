@@ -154,6 +154,13 @@ def require_fuse(fuse: object) -> None:
         raise ConfigurationError(f"`fuse` is {fuse!r}", code="U0012", hint=hint)
 
 
+def require_match_eager(match_eager: object) -> None:
+    """Refuses what does not say whether kernels round as eager code does."""
+    if match_eager is not True and match_eager is not False:
+        hint = "True for kernels with the bits of eager PyTorch, or False"
+        raise ConfigurationError(f"`match_eager` is {match_eager!r}", code="U0012", hint=hint)
+
+
 def require_timeout(timeout: float) -> None:
     """Refuses what is no number of seconds."""
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:

@@ -20,7 +20,7 @@ from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from unisono import _choice, _devices, _joint, _native
-from unisono._arguments import Fuse, require_fuse
+from unisono._arguments import Fuse, require_fuse, require_match_eager
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, is_the_users
 from unisono._capture.traced import Traced
@@ -46,13 +46,17 @@ class Options:
             than PyTorch's operations when they are tried.
         partition: what forward keeps for backward: as little as possible, where the rest costs little to make again (``min_cut``), or
             whatever backward reads (``default``).
+        match_eager: whether kernels give the bits of eager PyTorch on processors: they round each result, and have only operations that
+            they compute to the bit.
     """
 
     fuse: Fuse = True
     partition: str = "min_cut"
+    match_eager: bool = False
 
     def __post_init__(self) -> None:
         require_fuse(self.fuse)
+        require_match_eager(self.match_eager)
         if self.partition not in _PARTITIONS:
             raise ConfigurationError(
                 f"`partition={self.partition!r}` is not known",
@@ -110,7 +114,7 @@ def backend(
     def partition(
         joint: torch.fx.GraphModule, *given: Any, num_fwd_outputs: int, **settings: Any
     ) -> tuple[torch.fx.GraphModule, ...]:
-        if chosen.fuse and again:
+        if chosen.fuse and again and not chosen.match_eager:
             _joint.rewrite(joint)
         split: Any = min_cut_rematerialization_partition if again else default_partition
         forward, *backward = split(joint, *given, num_fwd_outputs=num_fwd_outputs, **settings)
@@ -158,7 +162,7 @@ class _Compiled:
         try:
             graph = _with_sizes(_without_tokens(self._graph), arguments, self._sizes) if sizes else self._graph
             with unset_fake_temporarily():
-                self._programs[sizes] = _Program(graph, self._sizes, self._options.fuse, self._given_back)
+                self._programs[sizes] = _Program(graph, self._sizes, self._options, self._given_back)
         except Exception as error:  # whatever it is, PyTorch can run the graph
             reason = str(error) if isinstance(error, UnisonoError) else f"{type(error).__name__}: {error}"
             message = f"a graph of {len(self._graph.graph.nodes)} operations runs as in eager PyTorch: {reason}"
@@ -173,7 +177,9 @@ class _Compiled:
 class _Program:
     """A graph without sizes that change, lowered."""
 
-    def __init__(self, graph: torch.fx.GraphModule, sizes: Sequence[int], fuse: Fuse, given_back: int | None) -> None:
+    def __init__(
+        self, graph: torch.fx.GraphModule, sizes: Sequence[int], options: Options, given_back: int | None
+    ) -> None:
         """Lowers a graph. Of its outputs all get out, or so many of the first ones; the others only backward gets."""
         graph, self._given, self._fixed, self._order = _tensors_only(graph)
         inner = set() if given_back is None else set(self._order[given_back:]) - set(self._order[:given_back])
@@ -187,10 +193,12 @@ class _Program:
             raise UnsupportedError("tensors are on several devices", code="U0105")
         encoder = _Encoder(Traced(graph, None, 0), inputs)
         captured, device = _native.Graph(encoder.bytes()).cleaned_function(), devices.pop()
+        fuse, match_eager = options.fuse, options.match_eager
         if fuse:
             captured = captured.split_dropout()
-        slower = _choice.slower(captured, device) if fuse == "auto" else {}
-        lowered = lower_graph(captured, device=device, fuse=bool(fuse), slower=slower, inner=sorted(inner))
+        slower = _choice.slower(captured, device, match_eager=match_eager) if fuse == "auto" else {}
+        settings: dict[str, Any] = {"fuse": bool(fuse), "match_eager": match_eager, "slower": slower}
+        lowered = lower_graph(captured, device=device, inner=sorted(inner), **settings)
         self._executor = Executor(lowered)
         self._executor.bind([item.tensor for item in inputs.inputs[given:]])
         self._sizes = sizes

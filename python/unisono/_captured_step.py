@@ -77,8 +77,8 @@ class CapturedStep:
         self._inputs, message = self._capture(train_step, everyone.on(session.home), outside, accumulates, varying)
         captured = time.perf_counter()
         self.device = _device_of(self._inputs)
-        #: Whether groups of operations run as kernels.
-        self._is_fused = bool(session.fuse) and has_kernels(self.device)
+        #: Whether the program is made for kernels and predicted with them. What that rewrites rounds otherwise than eager code does.
+        self._is_fused = bool(session.fuse) and not session.match_eager and has_kernels(self.device)
         given = session.cluster
         if given is None:
             self.cluster = _profile.description(self.ranks, self.device)
@@ -267,9 +267,12 @@ class CapturedStep:
     def _lowered(self, graph: _native.Graph, groups: Mapping[str, str], left: int | None) -> tuple[Any, str | None]:
         """This rank's program, and why it cannot be a graph of the device, if so."""
         #: The groups of operations that are no kernels because they would take longer, by name, and why.
-        self.slower = _choice.slower(graph, self.device, self.ranks) if self._session.fuse == "auto" else {}
-        fuse = bool(self._session.fuse)
-        program = lower_graph(graph, groups, self.device, buffer_bytes=left, fuse=fuse, slower=self.slower)
+        self.slower: dict[str, str] = {}
+        fuse, match_eager = bool(self._session.fuse), self._session.match_eager
+        if self._session.fuse == "auto":
+            self.slower = _choice.slower(graph, self.device, self.ranks, match_eager=match_eager)
+        settings: dict[str, Any] = {"fuse": fuse, "match_eager": match_eager}
+        program = lower_graph(graph, groups, self.device, buffer_bytes=left, slower=self.slower, **settings)
         if self._session.graphs == "off":
             return program, 'it was not asked to be: `graphs="auto"`'
         copies = self.plan.prediction.get("offloaded_bytes", 0) > 0
@@ -278,8 +281,8 @@ class CapturedStep:
         reason = _graphs.why_not(program, self.device, state, network=network, draws=self._draws, copies=copies)
         if reason is not None:
             return program, reason
-        fuse = fuse and _graphs.take_kernels(self.device)
-        return lower_graph(graph, groups, self.device, fuse=fuse, live=True), None
+        settings["fuse"] = fuse and _graphs.take_kernels(self.device)
+        return lower_graph(graph, groups, self.device, live=True, **settings), None
 
     def simulated_json(self) -> str:
         """The timeline of this rank's step as the simulator expects it, for trace viewers."""

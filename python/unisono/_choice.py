@@ -36,7 +36,9 @@ _MOST_KEPT = 10_000
 _known: dict[tuple[int, int], dict[str, Times]] = {}
 
 
-def slower(graph: _native.Graph, device: torch.device, ranks: Ranks | None = None) -> dict[str, str]:
+def slower(
+    graph: _native.Graph, device: torch.device, ranks: Ranks | None = None, *, match_eager: bool = False
+) -> dict[str, str]:
     """The groups of a graph that take longer as kernels than as PyTorch's operations, by name, with a text that says so.
 
     Every rank must ask. On other devices than processors nothing is tried.
@@ -45,8 +47,8 @@ def slower(graph: _native.Graph, device: torch.device, ranks: Ranks | None = Non
         return {}
     count = 1 if ranks is None else ranks.count
     known, mine = _of_machine(count), {}
-    for name, group in graph.groups():
-        found = known.get(name) or _tried(group)
+    for name, group in graph.groups(match_eager=match_eager):
+        found = known.get(name) or _tried(group, match_eager=match_eager)
         if found is not None:
             mine[name] = found
     times = mine if ranks is None or count == 1 else _of_all(mine, ranks)
@@ -63,12 +65,12 @@ def _against(kernel: int, operations: int) -> str | None:
     return f"a kernel takes {kernel / 1e3:.1f} us, PyTorch's operations {operations / 1e3:.1f} us"
 
 
-def _tried(group: _native.Graph) -> Times | None:
+def _tried(group: _native.Graph, *, match_eager: bool = False) -> Times | None:
     """What a group takes as a kernel and as it is, the least of some runs; nothing where that cannot be tried."""
     states = _devices.generator_states(_devices.HOST)
     try:
         _, inputs = filled(group, _devices.HOST)
-        runs = [Executor(lower_graph(group, fuse=fuse)) for fuse in (True, False)]
+        runs = [Executor(lower_graph(group, fuse=fuse, match_eager=match_eager)) for fuse in (True, False)]
         for run in runs:
             run.bind([])
             run(inputs)

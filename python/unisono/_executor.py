@@ -134,6 +134,7 @@ def lower_graph(
     *,
     buffer_bytes: int | None = None,
     fuse: bool = False,
+    match_eager: bool = False,
     live: bool = False,
     slower: Mapping[str, str] | None = None,
     inner: Sequence[int] = (),
@@ -149,6 +150,7 @@ def lower_graph(
         device: the device that the program runs on, which all device arguments but those of the host become.
         buffer_bytes: the most that memory for small results, which stays from step to step, takes, where that is less than 16 MiB.
         fuse: whether groups of operations run as kernels: on processors, and on CUDA where its libraries are there.
+        match_eager: whether they round as eager code does.
         live: whether numbers of the step, such as learning rates, are passed as tensors of the device.
         slower: the groups that are no kernels all the same, by name, and why.
         inner: the positions of what is returned to other programs alone, which may lie in memory that is kept.
@@ -157,12 +159,12 @@ def lower_graph(
     kernels = _kernel_device(torch.device(device)) if fuse else None
     settings = (graph, dict(groups or {}), _place(device), _schema_of, buffer_bytes)
     try:
-        return _native.Program.from_graph(*settings, fuse, live, kernels, dict(slower or {}), list(inner))
+        return _native.Program.from_graph(*settings, fuse, match_eager, live, kernels, dict(slower or {}), list(inner))
     except HardwareError as error:
         if kernels is None or error.code != "U0331":
             raise
         _stay(str(error))
-        return _native.Program.from_graph(*settings, False, live, None, {}, list(inner))
+        return _native.Program.from_graph(*settings, False, False, live, None, {}, list(inner))
 
 
 def has_kernels(device: torch.device) -> bool:

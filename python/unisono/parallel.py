@@ -25,6 +25,7 @@ from unisono._arguments import (
     reduce_dtype_of,
     require_fuse,
     require_graphs,
+    require_match_eager,
     require_no_stages,
     require_offload,
     require_rng,
@@ -89,6 +90,7 @@ class ParallelStep:
         batch: str = "global",
         cache: str | Path | None = None,
         fuse: Fuse = False,
+        match_eager: bool = False,
         rng: str = "torch",
         graphs: str = "off",
         timeout: float = 1200.0,
@@ -102,6 +104,7 @@ class ParallelStep:
         require_rng(rng)
         require_graphs(graphs)
         require_fuse(fuse)
+        require_match_eager(match_eager)
         limit = bytes_of(memory_limit)
         optimizers = together(optimizer)
         require_values(model, optimizers)
@@ -121,7 +124,7 @@ class ParallelStep:
         self._session.offload = offload
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
-        self._session.fuse, self._session.graphs = fuse, graphs
+        self._session.fuse, self._session.match_eager, self._session.graphs = fuse, match_eager, graphs
         self._session.key = key_of(seed) if rng == "counter" else None
         self._session.watch = Watch(self.ranks, timeout)
         self._session.captures = None if cache is None else Captures(cache)
@@ -389,7 +392,7 @@ class ParallelStep:
 
     def kernels(self) -> str:
         """Which operations become kernels where ``fuse`` is set, what that saves, and why all others stay as they are."""
-        return self.rank_graph.kernels(self._captured[0].slower)
+        return self.rank_graph.kernels(self._captured[0].slower, match_eager=self._session.match_eager)
 
     def graphs(self) -> str:
         """Whether the steps of the calls that were made last are graphs of the device, and why not, if so."""

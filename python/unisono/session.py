@@ -70,6 +70,7 @@ class Session:
         forbid: kinds of collectives that plans do without, by axis.
         pipeline: what the user says of pipeline stages.
         fuse: whether groups of operations run as kernels: all that move less, or (``"auto"``) those that take no longer.
+        match_eager: whether kernels give the bits of eager PyTorch.
         key: the seed and the number of the step, if random operations draw by a counter.
         synchronous: whether each instruction is waited for.
         graphs: whether steps are graphs of a device where they can be (``auto``), or not (``off``).
@@ -103,6 +104,7 @@ class Session:
     forbid: dict[str, list[str]] = field(default_factory=dict)
     pipeline: Pipeline = field(default_factory=Pipeline)
     fuse: Fuse = False
+    match_eager: bool = False
     key: torch.Tensor | None = None
     ended: str | None = None
     synchronous: bool = False

@@ -10,6 +10,7 @@ mod claims;
 mod effects;
 mod einsum;
 mod factors;
+mod formula;
 mod groups;
 mod moves;
 mod row;
@@ -23,11 +24,12 @@ pub use check::check;
 pub use claims::{Claim, claims};
 pub use effects::{memory, random};
 pub use factors::{Factor, FactorKind, Factors};
+pub use formula::{Eager, Formula};
 pub use groups::{RunTimeSizes, by_groups, of_groups, offsets};
 pub use moves::Moves;
 pub use row::{
-    Draw, Fill, Formula, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule,
-    Sizes, Strides, Work,
+    Draw, Fill, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule, Sizes,
+    Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};

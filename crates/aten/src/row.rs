@@ -1,9 +1,9 @@
 //! What a row of the operation table holds.
 
 use base::{Bytes, Flops};
-use ir::Arg;
+use ir::{Arg, Dtype};
 
-use crate::{Call, Factors, Moves, Seed, Strategy, call::argument};
+use crate::{Call, Eager, Factors, Formula, Moves, Seed, Strategy, call::argument};
 
 /// Everything that is known of one operation.
 #[derive(Clone, Copy)]
@@ -84,17 +84,6 @@ pub struct Groups {
     pub offsets: usize,
     /// How the operation runs where each rank has some groups.
     pub strategy: fn(&Call<'_>) -> Option<Strategy>,
-}
-
-/// What each element of a result is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Formula {
-    /// An expression of the arguments by their names, as `loops` evaluates it: numbers, `+ - * /`, functions, and definitions before it.
-    pub text: &'static str,
-    /// Whether PyTorch takes longer for it than memory does, so that it is worth a kernel of its own.
-    pub slow: bool,
-    /// Whether PyTorch's kernels of accelerators read rows twice, or have few threads for them.
-    pub slow_rows: bool,
 }
 
 /// The argument that repeats a size and so must be localised.
@@ -568,19 +557,45 @@ impl Row {
 
     /// What each element of its result is.
     pub(crate) const fn computes(mut self, text: &'static str) -> Self {
-        self.formula = Some(Formula { text, slow: false, slow_rows: false });
+        self.formula = Some(Formula::of(text));
+        self
+    }
+
+    /// The formula has the bits of PyTorch's kernel.
+    pub(crate) const fn as_eager(self) -> Self {
+        self.eager(None, None)
+    }
+
+    /// The same for results of one type alone.
+    pub(crate) const fn as_eager_in(self, only: Dtype) -> Self {
+        self.eager(None, Some(only))
+    }
+
+    /// Another formula has the bits of PyTorch's kernel.
+    pub(crate) const fn as_eager_by(self, text: &'static str) -> Self {
+        self.eager(Some(text), None)
+    }
+
+    const fn eager(mut self, text: Option<&'static str>, only: Option<Dtype>) -> Self {
+        if let Some(formula) = &mut self.formula {
+            let text = match text {
+                Some(text) => text,
+                None => formula.text,
+            };
+            formula.eager = Some(Eager { text, only });
+        }
         self
     }
 
     /// The same for what PyTorch takes longer for than memory does.
     pub(crate) const fn computes_slowly(mut self, text: &'static str) -> Self {
-        self.formula = Some(Formula { text, slow: true, slow_rows: false });
+        self.formula = Some(Formula { slow: true, ..Formula::of(text) });
         self
     }
 
     /// The same for rows that accelerators are slow at too.
     pub(crate) const fn computes_rows_slowly(mut self, text: &'static str) -> Self {
-        self.formula = Some(Formula { text, slow: true, slow_rows: true });
+        self.formula = Some(Formula { slow: true, slow_rows: true, ..Formula::of(text) });
         self
     }
 

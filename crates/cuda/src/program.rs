@@ -2,7 +2,7 @@
 
 use base::Result;
 use ir::{Graph, NodeId};
-use loops::{Access, Group, Kernel, Nest, Partition, verify};
+use loops::{Access, Group, Kernel, Nest, Partition, Rounding, verify};
 
 use crate::{
     draw::Draw,
@@ -61,8 +61,8 @@ const ROWS: usize = 512;
 
 /// A graph's groups that are kernels on a device: those that move less than their operations. Of single operations PyTorch's own kernels move as
 /// little, but for what gives rows and sums over rows, for which it has a kernel each, and for rows that it reads twice and a kernel once.
-pub fn partition(graph: &Graph) -> Partition {
-    loops::partition_unless(graph, &|group: &Group| {
+pub fn partition(graph: &Graph, rounding: Rounding) -> Partition {
+    loops::partition_unless(graph, rounding, &|group: &Group| {
         let nest = Nest::of(&group.kernel);
         let reason = match group.saved.0 {
             _ if group.kernel.by_rows() && nest.rows() < FEW_ROWS && nest.inner > LONG_ROW => {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ir::Graph;
+use loops::Rounding;
 use unisono_cuda::partition;
 
 const OPS: &str = r#"unisono graph 2
@@ -20,7 +21,7 @@ fn kernels(rows: usize, columns: usize, body: &str) -> String {
     let body = body.replace("TENSOR", &ty).replace("ROWS", &format!("f32[{rows}] cuda:0"));
     let inputs = format!("input v0: {ty} = batch \"x\"\ninput v1: {ty} = batch \"y\"\n");
     let graph = Graph::from_text("test", &format!("{OPS}{inputs}\n{body}")).unwrap();
-    let found = partition(&graph);
+    let found = partition(&graph, Rounding::AtStores);
     let left = found.left.iter().map(|left| left.reason.clone());
     let kernels = (!found.groups.is_empty()).then(|| format!("{} kernels", found.groups.len()));
     kernels.into_iter().chain(left).collect::<Vec<_>>().join(", ")

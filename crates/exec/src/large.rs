@@ -61,7 +61,7 @@ mod tests {
     fn body(text: &str, inner: &[usize], buffers: Bytes) -> String {
         let graph = Graph::from_text("test", &format!("{OPS}{text}")).unwrap();
         let spec = spec_of(&graph, &Groups::new(), &Device::host()).unwrap();
-        let mut spec = fuse(&spec, &graph, &loops::partition(&graph));
+        let mut spec = fuse(&spec, &graph, &loops::partition(&graph, loops::Rounding::AtStores));
         spec.schemas
             .push("aten::mm.out(Tensor self, Tensor mat2, *, Tensor(a!) out) -> Tensor(a!)".to_owned());
         spec.keep_within(inner);

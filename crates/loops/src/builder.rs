@@ -3,7 +3,10 @@
 use base::PrimaryMap;
 use rustc_hash::FxHashMap;
 
-use crate::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
+use crate::{
+    Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value,
+    math::{Scalar, round_bf16, round_f16},
+};
 
 /// Positions in a row below this are numbers of single precision.
 const MOST_COLUMNS: i64 = 1 << 24;
@@ -58,6 +61,24 @@ impl Builder {
         self.value(Op::Unary(unary, a))
     }
 
+    /// A value as an element of this type has it.
+    pub fn rounded(&mut self, element: Element, a: Value) -> Value {
+        let (unary, round): (_, fn(&mut Scalar, f32) -> f32) = match element {
+            Element::Bf16 => (Unary::RoundBf16, round_bf16),
+            Element::F16 => (Unary::RoundF16, round_f16),
+            Element::F32 | Element::Bool | Element::I64 => return a,
+        };
+        if let Some(number) = self.number(a) {
+            return self.constant(round(&mut Scalar, number));
+        }
+        let is_load =
+            |op: Op| matches!(op, Op::Load(operand, _) if self.operands[operand].element == element);
+        match self.body[a] {
+            op if is_load(op) || matches!(op, Op::Unary(done, _) if done == unary) => a,
+            _ => self.unary(unary, a),
+        }
+    }
+
     /// A function of two values; a product with one is the other.
     pub fn binary(&mut self, binary: Binary, a: Value, b: Value) -> Value {
         if binary == Binary::Mul {
@@ -71,8 +92,15 @@ impl Builder {
         self.value(Op::Binary(binary, a, b))
     }
 
-    /// `a * b + c`, rounded once.
+    /// `a * b + c`, rounded once. With 1 or -1 as a factor it is a sum or a difference.
     pub fn fma(&mut self, a: Value, b: Value, c: Value) -> Value {
+        match (self.number(a), self.number(b)) {
+            (Some(1.0), _) => return self.binary(Binary::Add, b, c),
+            (Some(-1.0), _) => return self.binary(Binary::Sub, c, b),
+            (_, Some(1.0)) => return self.binary(Binary::Add, a, c),
+            (_, Some(-1.0)) => return self.binary(Binary::Sub, c, a),
+            _ => {}
+        }
         self.value(Op::Fma(a, b, c))
     }
 

@@ -30,7 +30,9 @@ mod verify;
 
 pub use builder::Builder;
 pub use element::{bf16_of, f32_of, f32_of_half, half_of};
-pub use fuse::{Coverage, Group, Item, Left, Partition, WhyNot, fused, partition, partition_unless};
+pub use fuse::{
+    Coverage, Group, Item, Left, Partition, Rounding, WhyNot, fused, partition, partition_unless,
+};
 pub use interpret::Interpreter;
 pub use kernel::{Access, Binary, Element, Kernel, Op, Operand, OperandId, Reduction, Store, Unary, Value};
 pub use memory::{Bounds, Lies, Memory};

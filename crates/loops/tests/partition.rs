@@ -5,7 +5,11 @@ use std::fmt::Write;
 
 use expect_test::{Expect, expect};
 use ir::Graph;
-use unisono_loops::{Item, partition, verify};
+use unisono_loops::{Item, Partition, Rounding, verify};
+
+fn partition(graph: &Graph) -> Partition {
+    unisono_loops::partition(graph, Rounding::AtStores)
+}
 
 const OPS: &str = r#"unisono graph 2
 
@@ -38,8 +42,12 @@ op _c10d_functional::wait_tensor(Tensor tensor) -> Tensor
 "#;
 
 fn check(body: &str, expected: &Expect) {
+    check_rounded(body, Rounding::AtStores, expected);
+}
+
+fn check_rounded(body: &str, rounding: Rounding, expected: &Expect) {
     let graph: Graph = Graph::from_text("test", &format!("{OPS}{body}")).unwrap();
-    let found = partition(&graph);
+    let found = unisono_loops::partition(&graph, rounding);
     let mut text = String::new();
     for item in &found.order {
         match item {
@@ -121,6 +129,53 @@ return v4
               %3 = exp %2
               store a2 %3
             left 1 of aten::mm: no formula
+        "#]],
+    );
+}
+
+#[test]
+fn kernels_that_match_eager_code_round_behind_each_operation_and_leave_what_has_other_bits() {
+    check_rounded(
+        r#"
+input v0: bf16[4, 64] = batch "x"
+input v1: f32[4, 64] = batch "y"
+
+v2: bf16[4, 64] = aten::silu(v0)
+v3: bf16[4, 64] = aten::mul.Tensor(v2, v0)
+v4: bf16[4, 64] = aten::add.Tensor(v3, 0.3, 1)
+v5: f32[4, 64] = aten::mul.Tensor(v4, v1)
+v6: bf16[4, 64] = aten::add.Tensor(v4, v3, 0.3)
+v7: f32[4, 64] = aten::silu(v5)
+
+return v6, v7
+"#,
+        Rounding::AsEager,
+        &expect![[r#"
+            group [v0, v1] -> [v3, v4, v5] saves 2560
+              kernel [4, 64]
+              read a0: bf16 {64, 1}
+              read a1: f32 {64, 1}
+              write a2: bf16 {64, 1}
+              write a3: bf16 {64, 1}
+              write a4: f32 {64, 1}
+              %0 = load a0
+              %1 = sigmoid %0
+              %2 = mul %0 %1
+              %3 = round_bf16 %2
+              %4 = mul %0 %3
+              %5 = round_bf16 %4
+              %6 = const 0.30078125
+              %7 = add %5 %6
+              %8 = round_bf16 %7
+              %9 = load a1
+              %10 = mul %8 %9
+              store a2 %5
+              store a3 %8
+              store a4 %10
+            aten::add.Tensor
+            aten::silu
+            left 1 of aten::add.Tensor: the factor 0.3, which PyTorch rounds in two ways
+            left 1 of aten::silu: other bits than PyTorch's in f32
         "#]],
     );
 }

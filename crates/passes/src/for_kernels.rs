@@ -33,7 +33,13 @@ fn is_whole(graph: &Graph, partition: &Partition, label: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use loops::Rounding;
+
     use super::*;
+
+    fn partition(graph: &Graph) -> Partition {
+        loops::partition(graph, Rounding::AtStores)
+    }
 
     const CASE: &str = include_str!("../tests/cases/cross_entropy/two_numbers_are_kept_for_each_row.txt");
 
@@ -44,16 +50,15 @@ mod tests {
 
     #[test]
     fn a_cross_entropy_is_one_kernel_each_way_and_reads_16_bits() {
-        let made = for_kernels(&graph(CASE), loops::partition).expect("it runs");
-        let partition = loops::partition(&made);
-        let groups: Vec<_> =
-            partition.groups.iter().filter(|group| group.kernel.points() == 64_000).collect();
+        let made = for_kernels(&graph(CASE), partition).expect("it runs");
+        let found = partition(&made);
+        let groups: Vec<_> = found.groups.iter().filter(|group| group.kernel.points() == 64_000).collect();
         let moved: u64 = groups
             .iter()
             .flat_map(|group| group.reads.iter().chain(&group.writes))
             .map(|value| made.ty(*value).bytes().0)
             .sum();
-        assert_eq!(groups.len(), 2, "{}", partition.describe(&made));
+        assert_eq!(groups.len(), 2, "{}", found.describe(&made));
         // The logits twice and their gradient, in 16 bits, and a few numbers for each row.
         assert!(moved < 3 * 64_000 * 2 + 64 * 64, "{moved}");
     }
@@ -61,6 +66,6 @@ mod tests {
     #[test]
     fn a_cross_entropy_whose_rows_are_too_short_stays() {
         let short = CASE.replace("1000", "4");
-        assert_eq!(for_kernels(&graph(&short), loops::partition).expect("it runs"), graph(&short));
+        assert_eq!(for_kernels(&graph(&short), partition).expect("it runs"), graph(&short));
     }
 }

@@ -5,6 +5,7 @@ use base::{Bytes, Result};
 use cluster::Cluster;
 use cost::Machine;
 use ir::RankGraph;
+use loops::Rounding;
 
 use crate::{
     plan::{Plan, Prediction},
@@ -16,8 +17,9 @@ pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
     if !plan.kernels {
         return Ok(graph);
     }
-    let graph = passes::for_kernels(&graph, loops::partition)?;
-    Ok(loops::fused(&graph, &loops::partition(&graph)))
+    let partition = |graph: &_| loops::partition(graph, Rounding::AtStores);
+    let graph = passes::for_kernels(&graph, partition)?;
+    Ok(loops::fused(&graph, &partition(&graph)))
 }
 
 /// The plan with what it is predicted to take where groups of operations run as kernels; `programs` are what the first ranks of its stages run, or what

@@ -20,7 +20,7 @@ use torch_sys::{Device, Failure, Library, Schema, Tensor};
 
 use crate::{
     error::to_python,
-    graph::{Graph, Slower, mesh_of, run, without},
+    graph::{Graph, Slower, mesh_of, rounding, run, without},
 };
 
 /// Finds the libtorch that lies in `directory` and that this process runs; `release` is PyTorch's version, for messages.
@@ -201,7 +201,7 @@ impl Program {
     /// Lowers a graph. `groups` has the names of process groups by their symbolic names; `schema_of` gives PyTorch's
     /// schema of an operator, so that calls are made for the operators as they are. `buffer_bytes` may limit what
     /// buffers take further than the executor does. With `fuse`, groups of operations are kernels, on another device than the host where it
-    /// has `cuda`, but those that `slower` names. With `live`, numbers of the step are tensors of the device. `inner` has the positions of
+    /// has `cuda`, but those that `slower` names; with `match_eager` they round as eager code does. With `live`, numbers of the step are tensors of the device. `inner` has the positions of
     /// returns that only other programs get.
     #[expect(clippy::too_many_arguments, reason = "Python's keyword arguments")]
     #[staticmethod]
@@ -213,6 +213,7 @@ impl Program {
         schema_of: &Bound<'_, PyAny>,
         buffer_bytes: Option<u64>,
         fuse: bool,
+        match_eager: bool,
         live: bool,
         cuda: Option<&CudaDevice>,
         slower: Slower,
@@ -223,12 +224,14 @@ impl Program {
             .detach(|| exec::spec_of(&graph.0, &groups, &abilities.device))
             .map_err(|d| to_python(py, &d))?;
         spec.keep_within(&inner);
+        let rounding = rounding(match_eager);
         if fuse && abilities.device.is_host() {
-            spec = py.detach(|| exec::fuse(&spec, &graph.0, &without(&graph.0, &slower)));
+            let partition = py.detach(|| without(&graph.0, rounding, &slower));
+            spec = py.detach(|| exec::fuse(&spec, &graph.0, &partition));
         }
         let mut kernels = None;
         if let Some(cuda) = cuda.filter(|_| fuse) {
-            let fused = py.detach(|| exec::fuse(&spec, &graph.0, &cuda::partition(&graph.0)));
+            let fused = py.detach(|| exec::fuse(&spec, &graph.0, &cuda::partition(&graph.0, rounding)));
             let draws = exec::draws_of(&fused).map_err(|d| to_python(py, &d))?;
             let drawn = draws.as_deref().unwrap_or_default();
             kernels = py.detach(|| cuda.kernels(&fused, drawn)).map_err(|d| to_python(py, &d))?;

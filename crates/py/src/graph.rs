@@ -11,6 +11,7 @@ use cluster::Cluster;
 use cost::Operation;
 use ir::Placement;
 use keep::{Kept, Measured};
+use loops::Rounding;
 use passes::{Outcome, Settings, pipeline};
 use plan::PlanSettings;
 use pyo3::{prelude::*, sync::PyOnceLock, types::PyBytes};
@@ -45,12 +46,17 @@ fn made_of(types: &[ir::TensorType], make: &Bound<'_, PyAny>) -> PyResult<Option
 /// Why groups stay PyTorch's operations, by their names.
 pub type Slower = BTreeMap<String, String>;
 
+/// When kernels round, by Python's setting.
+pub const fn rounding(match_eager: bool) -> Rounding {
+    if match_eager { Rounding::AsEager } else { Rounding::AtStores }
+}
+
 /// The kernels of a graph, without the groups that there is a reason against.
-pub fn without(graph: &ir::Graph, slower: &Slower) -> loops::Partition {
+pub fn without(graph: &ir::Graph, rounding: Rounding, slower: &Slower) -> loops::Partition {
     if slower.is_empty() {
-        return loops::partition(graph);
+        return loops::partition(graph, rounding);
     }
-    loops::partition_unless(graph, &|group| slower.get(&group.name(graph).to_string()).cloned())
+    loops::partition_unless(graph, rounding, &|group| slower.get(&group.name(graph)).cloned())
 }
 
 /// The name of each pass with the number of nodes before and after it.
@@ -251,7 +257,11 @@ impl Graph {
     /// The graph as it pays where groups of operations are kernels.
     #[pyo3(signature = (*, cuda=false))]
     fn for_kernels(&self, py: Python<'_>, cuda: bool) -> PyResult<Self> {
-        let partition = if cuda { cuda::partition } else { loops::partition };
+        let partition: passes::Partitioner = if cuda {
+            |graph| cuda::partition(graph, Rounding::AtStores)
+        } else {
+            |graph| loops::partition(graph, Rounding::AtStores)
+        };
         run(py, || passes::for_kernels(&self.0, partition)).map(Self)
     }
 
@@ -301,27 +311,28 @@ impl Graph {
     }
 
     /// Which operations become kernels, what that saves, and why all others stay as they are, for people. `slower` has the reasons against
-    /// groups, by their names.
-    #[pyo3(signature = (slower=None))]
-    fn kernels(&self, py: Python<'_>, slower: Option<Slower>) -> String {
-        py.detach(|| without(&self.0, &slower.unwrap_or_default()).describe(&self.0))
+    /// groups, by their names; with `match_eager` kernels round as eager code does.
+    #[pyo3(signature = (slower=None, *, match_eager=false))]
+    fn kernels(&self, py: Python<'_>, slower: Option<Slower>, match_eager: bool) -> String {
+        let slower = slower.unwrap_or_default();
+        py.detach(|| without(&self.0, rounding(match_eager), &slower).describe(&self.0))
     }
 
     /// The groups of operations that can be kernels, each once: its name, and its operations as a graph whose inputs are what it reads.
-    fn groups(&self, py: Python<'_>) -> Vec<(String, Self)> {
+    #[pyo3(signature = (*, match_eager=false))]
+    fn groups(&self, py: Python<'_>, match_eager: bool) -> Vec<(String, Self)> {
         py.detach(|| {
-            let groups = loops::partition(&self.0).groups;
-            let alone = groups.iter().map(|group| group.alone(&self.0));
-            let named = alone.map(|alone| (alone.fingerprint().to_string(), Self(alone)));
+            let groups = loops::partition(&self.0, rounding(match_eager)).groups;
+            let named = groups.iter().map(|group| (group.name(&self.0), Self(group.alone(&self.0))));
             named.collect::<BTreeMap<_, _>>().into_iter().collect()
         })
     }
 
     /// The kernels that groups of operations become, on processors or with CUDA, each once, in their text form.
-    #[pyo3(signature = (*, cuda=false))]
-    fn kernel_texts(&self, py: Python<'_>, cuda: bool) -> Vec<String> {
+    #[pyo3(signature = (*, cuda=false, match_eager=false))]
+    fn kernel_texts(&self, py: Python<'_>, cuda: bool, match_eager: bool) -> Vec<String> {
         let partition = if cuda { cuda::partition } else { loops::partition };
-        let groups = py.detach(|| partition(&self.0).groups);
+        let groups = py.detach(|| partition(&self.0, rounding(match_eager)).groups);
         let mut texts: Vec<String> = Vec::new();
         for text in groups.iter().map(|group| group.kernel.to_string()) {
             if !texts.contains(&text) {

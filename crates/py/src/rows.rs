@@ -1,6 +1,7 @@
 //! The operation table in Python, for the tests that hold it against PyTorch.
 
 use aten::{Memory, Random, Row};
+use ir::Dtype;
 use pyo3::{exceptions::PyRuntimeError, prelude::*, types::PyBytes};
 use serde::Serialize;
 
@@ -18,6 +19,8 @@ struct Facts {
     random: String,
     entrywise: bool,
     formula: Option<&'static str>,
+    /// For which element type kernels have PyTorch's bits: one, or "all".
+    eager: Option<&'static str>,
 }
 
 impl Facts {
@@ -49,6 +52,10 @@ impl Facts {
             },
             entrywise: row.entrywise,
             formula: row.formula.map(|formula| formula.text),
+            eager: row
+                .formula
+                .and_then(|formula| formula.eager)
+                .map(|eager| eager.only.map_or("all", Dtype::text)),
         }
     }
 }

@@ -1,15 +1,18 @@
 //! A group's operations as a graph of their own, in which they can be run beside its kernel.
 
-use base::Fingerprint;
 use ir::{Arg, Graph, InputClass, Node, NodeId, Return, ReturnType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 
-use super::{partition::Group, views::view};
+use super::{eager::Rounding, partition::Group, views::view};
 
 impl Group {
-    /// What is equal for groups of the same operations over tensors that lie alike, in whatever graph.
-    pub fn name(&self, graph: &Graph) -> Fingerprint {
-        self.alone(graph).fingerprint()
+    /// What is equal for groups of the same operations over tensors that lie alike, in whatever graph, with kernels that round alike.
+    pub fn name(&self, graph: &Graph) -> String {
+        let print = self.alone(graph).fingerprint();
+        match self.rounding {
+            Rounding::AtStores => print.to_string(),
+            Rounding::AsEager => format!("{print} as eager"),
+        }
     }
 
     /// The operations of the group, and the views between them: inputs are what it reads, in order, and then what

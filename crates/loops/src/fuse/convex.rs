@@ -3,7 +3,10 @@
 use aten::RunTimeSizes;
 use ir::{DeviceKind, Graph, NodeId, ValueDef, ValueId};
 
-use super::views::{View, view};
+use super::{
+    eager::Rounding,
+    views::{View, view},
+};
 
 /// The operations of a graph by position in its program, and the group that each is in.
 pub(super) struct Positions<'a> {
@@ -16,10 +19,12 @@ pub(super) struct Positions<'a> {
     pub(super) sizes: RunTimeSizes,
     /// The kind of device that kernels are for: an accelerator's where there is one.
     pub(super) kind: DeviceKind,
+    /// How kernels round.
+    pub(super) rounding: Rounding,
 }
 
 impl<'a> Positions<'a> {
-    pub(super) fn new(graph: &'a Graph) -> Self {
+    pub(super) fn new(graph: &'a Graph, rounding: Rounding) -> Self {
         let mut of = base::SecondaryMap::with_default(None);
         graph.order.iter().enumerate().for_each(|(position, id)| of[*id] = Some(position));
         let mut views = base::SecondaryMap::with_default(None);
@@ -27,7 +32,7 @@ impl<'a> Positions<'a> {
         let kinds = graph.values.values().map(|value| value.ty.device.kind);
         let kind =
             kinds.into_iter().find(|kind| !kind.is_cpu() && *kind != DeviceKind::META).unwrap_or_default();
-        Self { graph, of, views, sizes: RunTimeSizes::of(graph), kind }
+        Self { graph, of, views, sizes: RunTimeSizes::of(graph), kind, rounding }
     }
 
     /// What a value is a view of, if it is.

@@ -185,6 +185,14 @@ impl<'a> Reader<'a, '_, '_, '_> {
                 self.body.of_row(argument)
             }
             "where" => self.choice(),
+            "factor" => {
+                let argument = self.word();
+                self.body.factor(argument)
+            }
+            "rounded" => {
+                let value = self.sum()?;
+                Ok(self.body.rounded(value))
+            }
             "given" => self.given(),
             "sum_of" => self.reduced(Reduction::Sum),
             "max_of" => self.reduced(Reduction::Max),
@@ -304,6 +312,9 @@ impl<'a> Reader<'a, '_, '_, '_> {
         self.expect(",")?;
         let argument = self.word();
         let exponent = self.body.scalar(argument)?;
+        if !self.body.raises_as_eager(exponent) {
+            return Err(format!("the exponent {exponent}, which PyTorch rounds otherwise"));
+        }
         let builder = &mut self.body.maker.builder;
         let magnitude = match exponent.abs() {
             0.5 => builder.unary(Unary::Sqrt, x),
@@ -311,13 +322,16 @@ impl<'a> Reader<'a, '_, '_, '_> {
             2.0 => builder.binary(Binary::Mul, x, x),
             3.0 => {
                 let square = builder.binary(Binary::Mul, x, x);
-                builder.binary(Binary::Mul, square, x)
+                let square = self.body.rounded_as_eager(square);
+                self.body.maker.builder.binary(Binary::Mul, square, x)
             }
             _ => return Err(format!("the exponent {exponent}")),
         };
         if exponent > 0.0 {
             return Ok(magnitude);
         }
+        let magnitude = self.body.rounded_as_eager(magnitude);
+        let builder = &mut self.body.maker.builder;
         let one = builder.constant(1.0);
         Ok(builder.binary(Binary::Div, one, magnitude))
     }

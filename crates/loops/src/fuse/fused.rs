@@ -38,7 +38,7 @@ fn kernel(graph: &mut Graph, group: &Group) -> NodeId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition;
+    use crate::{Rounding, partition};
 
     #[test]
     fn what_stays_within_a_kernel_is_in_no_result() {
@@ -55,7 +55,7 @@ v3: f32[64, 64] = aten::mul.Tensor(v2, v0)
 return v3
 "#;
         let graph: Graph = Graph::from_text("test", text).expect("a graph");
-        let fused = fused(&graph, &partition(&graph));
+        let fused = fused(&graph, &partition(&graph, Rounding::AtStores));
         let names: Vec<&str> = fused.order.iter().map(|id| fused.op_name(*id)).collect();
         assert_eq!(names, ["aten::mm", "unisono::kernel"]);
         let last = &fused.nodes[fused.order[1]];

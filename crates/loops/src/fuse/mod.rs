@@ -4,6 +4,7 @@ mod alone;
 mod constants;
 mod convex;
 mod describe;
+mod eager;
 mod formula;
 mod frame;
 mod fused;
@@ -13,5 +14,6 @@ mod partition;
 mod schedule;
 mod views;
 
+pub use eager::Rounding;
 pub use fused::fused;
 pub use partition::{Coverage, Group, Item, Left, Partition, WhyNot, partition, partition_unless};

@@ -6,11 +6,12 @@ use rustc_hash::FxHashMap;
 
 use super::{
     convex::Positions,
+    eager::{self, Rounding},
     formula::{self, FILLED, JOINED, Made},
     frame::{Dims, Frame, PIECES},
     views::{Cut, View, cut, cut_of},
 };
-use crate::{Access, Builder, Element, Kernel, Unary, Value};
+use crate::{Access, Builder, Element, Kernel, Value};
 
 /// The most points of a row whose positions are told apart in `f32`.
 const LONGEST_COUNTED: i64 = 1 << 24;
@@ -51,6 +52,10 @@ pub(super) fn lowerable(positions: &Positions<'_>, id: NodeId) -> Result<Formula
     let graph = positions.graph;
     let formula = aten::row(graph.op_name(id)).and_then(|row| row.formula).ok_or("no formula")?;
     let node = &graph.nodes[id];
+    let formula = match positions.rounding {
+        Rounding::AtStores => formula,
+        Rounding::AsEager => eager::formula(graph, id, formula)?,
+    };
     if node.operands().chain(node.results()).any(|value| positions.sizes.has(value)) {
         return Err("a size of run time".into());
     }
@@ -125,12 +130,13 @@ impl<'a> KernelMaker<'a> {
         if made.iter().any(|made| made.len() != results.len()) {
             return Err("several results".to_owned());
         }
-        // A cast that is asked for rounds; what lies between operations of one kernel does not.
-        let casts = aten::row(self.graph.op_name(id)).is_some_and(|row| row.copies);
+        // A cast that is asked for rounds; what lies between operations of one kernel does so only as in eager code.
+        let rounds = self.positions.rounding == Rounding::AsEager
+            || aten::row(self.graph.op_name(id)).is_some_and(|row| row.copies);
         for (position, result) in results.into_iter().enumerate() {
             if let Some(result) = result {
                 let made: Vec<Made> = made.iter().map(|made| made[position]).collect();
-                self.result(result, &made, own, &dims, casts)?;
+                self.result(result, &made, own, &dims, rounds)?;
             }
         }
         Ok(())
@@ -168,7 +174,7 @@ impl<'a> KernelMaker<'a> {
         made: &[Made],
         own: &[i64],
         dims: &Dims,
-        casts: bool,
+        rounds: bool,
     ) -> Result<(), String> {
         let ty = self.graph.ty(result);
         let element = written(ty, self.positions.kind)?;
@@ -199,14 +205,9 @@ impl<'a> KernelMaker<'a> {
             (*ty.shape == *outer).then(|| dims[..outer.len()].to_vec())
         };
         let dims = lies.ok_or("a result of another shape")?;
-        let rounded = match element {
-            Element::Bf16 if casts => Some(Unary::RoundBf16),
-            Element::F16 if casts => Some(Unary::RoundF16),
-            _ => None,
-        };
-        if let Some(rounded) = rounded {
+        if rounds {
             for value in &mut values {
-                *value = self.builder.unary(rounded, *value);
+                *value = self.builder.rounded(element, *value);
             }
         }
         self.known.insert(result, Known { values, dims, is_sum, is_made: true });
@@ -409,6 +410,35 @@ impl<'b> Body<'_, 'b> {
             Arg::Bool(holds) => Ok(f64::from(u8::from(*holds))),
             _ => Err(format!("`{name}` is no number")),
         }
+    }
+
+    /// A value in the type of the first result.
+    pub(super) fn rounded(&mut self, value: Value) -> Value {
+        let ty = self.node.results().next().map(|result| self.maker.graph.ty(result));
+        let element = ty.and_then(|ty| element(ty.dtype, self.maker.positions.kind));
+        element.map_or(value, |element| self.maker.builder.rounded(element, value))
+    }
+
+    /// The same where kernels round as eager code does.
+    pub(super) fn rounded_as_eager(&mut self, value: Value) -> Value {
+        if self.maker.positions.rounding == Rounding::AsEager { self.rounded(value) } else { value }
+    }
+
+    /// An argument that is a factor, which in 16 bits changes no more than the sign.
+    pub(super) fn factor(&mut self, name: &str) -> Result<Value, String> {
+        let number = self.scalar(name)?;
+        let mut results = self.node.results().map(|result| self.maker.graph.ty(result).dtype);
+        if results.next() != Some(Dtype::F32) && ![1.0, -1.0].contains(&number) {
+            return Err(format!("the factor {number}, which PyTorch rounds in two ways"));
+        }
+        Ok(self.maker.builder.constant(number as f32))
+    }
+
+    /// Whether a power may be computed by products and roots.
+    pub(super) fn raises_as_eager(&self, exponent: f64) -> bool {
+        let mut results = self.node.results().map(|result| self.maker.graph.ty(result).dtype);
+        self.maker.positions.rounding == Rounding::AtStores
+            || results.next().is_some_and(|dtype| eager::raises(exponent, dtype))
     }
 
     /// An argument that is a string.

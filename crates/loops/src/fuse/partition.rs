@@ -7,6 +7,7 @@ use ir::{Graph, NodeId, Schema, ValueId};
 
 use super::{
     convex::Positions,
+    eager::Rounding,
     groups::Groups,
     schedule::{Unit, schedule},
 };
@@ -35,6 +36,8 @@ const FEW_OF_ROWS: u64 = 1 << 12;
 /// Operations that run as one kernel.
 #[derive(Clone, Debug)]
 pub struct Group {
+    /// How the kernel rounds.
+    pub rounding: Rounding,
     /// The operations in program order.
     pub nodes: Vec<NodeId>,
     /// The kernel: its operands are `reads` and then `writes`.
@@ -105,16 +108,16 @@ impl Partition {
 
 /// The kernels of a verified graph: groups of pointwise operations of one shape that move less as one, and single ones that PyTorch is slow
 /// at or, on a processor, takes longer to call than to run. No group spans a collective or an operation that writes into its arguments, and nothing passes one.
-pub fn partition(graph: &Graph) -> Partition {
-    partition_unless(graph, &|_| None)
+pub fn partition(graph: &Graph, rounding: Rounding) -> Partition {
+    partition_unless(graph, rounding, &|_| None)
 }
 
 /// Why a group stays PyTorch's operations, in a few words, if it does.
 pub type WhyNot<'a> = dyn Fn(&Group) -> Option<String> + 'a;
 
 /// The same without the groups that `why_not` gives a reason against.
-pub fn partition_unless(graph: &Graph, why_not: &WhyNot<'_>) -> Partition {
-    let positions = Positions::new(graph);
+pub fn partition_unless(graph: &Graph, rounding: Rounding, why_not: &WhyNot<'_>) -> Partition {
+    let positions = Positions::new(graph, rounding);
     let fixed = graph.order.iter().map(|id| is_fixed(graph, *id)).collect();
     let groups = Groups::of(&positions, fixed);
     let worth = groups.members.iter().filter(|members| is_worth(&groups, members));
@@ -212,6 +215,7 @@ fn group(groups: &Groups<'_>, members: &[usize]) -> Option<Group> {
     let graph = groups.positions.graph;
     let (kernel, reads) = groups.kernel(members)?;
     Some(Group {
+        rounding: groups.positions.rounding,
         nodes: members.iter().map(|member| graph.order[*member]).collect(),
         kernel,
         reads,
