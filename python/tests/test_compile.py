@@ -363,3 +363,13 @@ def test_options_that_are_not_known_are_refused(settings, named):
     with pytest.raises(Exception, match=named) as caught:
         compiled(lambda x: x + 1, **settings)(torch.ones(2))
     assert "U0012" in str(caught.value)
+
+
+def test_a_number_that_becomes_a_tensor_by_itself_is_computed_as_in_eager_pytorch():
+    def function(x):
+        # `vmap` makes a tensor in double precision of the number.
+        return torch.vmap(lambda row: (row * 2).sin())(x)
+
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    found, expected = compiled(function)(x), function(x)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)

@@ -274,7 +274,9 @@ impl<'a> Lowering<'a> {
             Arg::Tensors(slots) => self.spec.shape(*slots.first()?),
             _ => None,
         });
-        let dtype = number_type(value, other).ok_or_else(|| {
+        let copies = aten::row(&schema.full_name()).is_some_and(|row| row.copies);
+        let dtype = if copies { Some(own_type(value)) } else { number_type(value, other) };
+        let dtype = dtype.ok_or_else(|| {
             Diagnostic::new(
                 Code::BAD_PROGRAM,
                 format!(
@@ -408,6 +410,15 @@ impl<'a> Lowering<'a> {
                 }
             }
         }
+    }
+}
+
+/// The element type of the tensor that a number is by itself.
+const fn own_type(value: Number) -> Dtype {
+    match value {
+        Number::Float(_) => Dtype::Float64,
+        Number::Int(_) => Dtype::Int64,
+        Number::Bool(_) => Dtype::Bool,
     }
 }
 
