@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,12 +79,17 @@ def kernels(arguments: Sequence[str]) -> None:
     )
     _add_step(parser)
     parser.add_argument("--cuda", action="store_true", help="print the kernels as one program of CUDA C")
+    parser.add_argument("--match-eager", action="store_true", help="those with the bits of eager PyTorch")
     parser.add_argument("-o", "--output", type=Path, help="write to this file instead of stdout")
     options = parser.parse_args(arguments)
     graph = _captured(options).native.run_passes()[0]
     from unisono import _native
 
-    _write(options.output, _native.cuda_source(graph.kernel_texts(cuda=True))[0] if options.cuda else graph.kernels())
+    if options.cuda:
+        texts = graph.kernel_texts(cuda=True, match_eager=options.match_eager)
+        _write(options.output, _native.cuda_source(texts)[0])
+    else:
+        _write(options.output, graph.kernels(match_eager=options.match_eager))
 
 
 def _add_step(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +174,16 @@ def _made(name: str) -> Mapping[str, Any]:
     usage = "name a file and a function in it: unisono capture train.py:make_step"
     if not file:
         raise ConfigurationError(f"`{name}` names no function", code="U0120", hint=usage)
-    made = _function(Path(file), function, usage)()
+    make = _function(Path(file), function, usage)
+    needed = _needed(make)
+    if needed:
+        raise ConfigurationError(
+            f"`{name}` takes arguments: {', '.join(needed)}",
+            code="U0120",
+            place=_place_of(make),
+            hint="give them defaults: it is called without arguments",
+        )
+    made = _run(make, f"`{name}`", Path(file))
     if not isinstance(made, Mapping) or "train_step" not in made or "example" not in made:
         found = f"keys {sorted(map(str, made))}" if isinstance(made, Mapping) else f"a {type(made).__name__}"
         raise ConfigurationError(
@@ -192,11 +208,60 @@ def _function(file: Path, function: str, usage: str) -> Callable[[], Any]:
     # a script may import its neighbours, and dataclasses look for their module
     sys.path.insert(0, str(file.resolve().parent))
     sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    loader = spec.loader
+    _run(lambda: loader.exec_module(module), f"importing `{file}`", file)
     found = getattr(module, function, None)
     if not callable(found):
         raise ConfigurationError(f"`{file}` has no function `{function}`", code="U0120", hint=usage)
     return found
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The names of arguments that a call has to give, as far as the function says so."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of a library in C
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in several]
+
+
+def _place_of(function: Callable[..., Any]) -> str | None:
+    """Where a function stands."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _run(call: Callable[[], Any], what: str, file: Path) -> Any:
+    """What a call of the user's gives; what it raises is a diagnostic with the line of the file that it came through last."""
+    try:
+        return call()
+    except UnisonoError:
+        raise
+    except SystemExit as end:
+        raise ConfigurationError(
+            f"{what} ends Python with status {end.code}",
+            code="U0120",
+            place=_place_in(file, end),
+            hint='what runs only as a script stands below `if __name__ == "__main__":`',
+        ) from None
+    except Exception as error:
+        raise ConfigurationError(
+            f"{what} fails: {type(error).__name__}: {error}",
+            code="U0120",
+            place=_place_in(file, error),
+            hint=f"`python {file}` should run by itself",
+        ) from error
+
+
+def _place_in(file: Path, error: BaseException) -> str | None:
+    """The last line of a file that an error came through, or that cannot be read."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        is_it = Path(error.filename).resolve() == file.resolve()
+        return f"{file if is_it else error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file.resolve()]
+    return f"{file}:{lines[-1]}" if lines else None
 
 
 @_reporting
