@@ -467,6 +467,18 @@ def test_random_numbers_of_generators_of_the_users_own_are_refused_and_not_drawn
     assert own.uniform(0, 1) == other.uniform(0, 1)
 
 
+def test_what_derivatives_forward_need_is_loaded_before_functions_have_stand_ins(monkeypatch):
+    model, seen = nn.Linear(4, 4), []
+    real = torch.max
+    monkeypatch.setattr("torch.autograd.forward_ad._maybe_load_decompositions", lambda: seen.append(torch.max is real))
+
+    def step(x):
+        return torch.func.jvp(model, (x,), (torch.ones_like(x),))[1].sum()
+
+    unisono.capture(step, model=model, example=(torch.ones(2, 4),))
+    assert seen[0]
+
+
 class Growing(Counting):
     """Computes with what it counts."""
 

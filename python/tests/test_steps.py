@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from machines import DEAR_COMPUTING
 from ranks import train
 from torch import nn
+from torch.func import functional_call, hessian, vmap
 from torch.utils.checkpoint import checkpoint
 
 import unisono
@@ -210,6 +211,18 @@ def a_penalty_on_gradients():
         out = model(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         return F.mse_loss(out, y) + 0.1 * (slope.norm(dim=1) - 1).pow(2).mean()
+
+    return perceptron(), vectors(), backward(loss)
+
+
+@case
+def a_penalty_on_curvature():
+    def loss(model, x, y):
+        def field(point):
+            return functional_call(model, dict(model.named_parameters()), (point,)).sum()
+
+        curvature = vmap(hessian(field))(x).diagonal(dim1=-2, dim2=-1).sum(-1)  # derivatives forward, of derivatives
+        return F.mse_loss(model(x), y) + 0.1 * (curvature - 1).pow(2).mean()
 
     return perceptron(), vectors(), backward(loss)
 

@@ -8,14 +8,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from unisono import _drawing
-from unisono._capture.paths import Path, Walk, follow, put, shown
+from unisono import _drawing, _host_draws
+from unisono._capture.paths import SOURCE, Path, Walk, follow, put, shown
 from unisono._capture.places import user_line
 from unisono.errors import StepError, UnsupportedError
 
 
-def generator_at(root: Any, paths: Sequence[Path]) -> torch.Generator:
+def generator_at(root: Any, paths: Sequence[Path]) -> torch.Generator | _host_draws.Source:
     """The one generator that all these paths lead to."""
+    (kind, name), *_ = paths[0]
+    if kind == SOURCE:
+        return _host_draws.SOURCES[name]
     found = [follow(root, path) for path in paths]
     for path, one in zip(paths, found, strict=True):
         if not isinstance(one, torch.Generator) or one is not found[0]:
@@ -94,6 +97,8 @@ class Generators:
         for path, generator in walk.generators.items():
             self._stand_ins.setdefault(memory_of(generator), _stand_in(generator, path, states.get(path)))
         self._by_memory = {memory_of(one): one for one in self._stand_ins.values()}
+        #: The states of generators of the process, by paths that name them, at this point of the trace.
+        self._of_process = {path: state for path, state in states.items() if path[0][0] == SOURCE}
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
@@ -123,12 +128,21 @@ class Generators:
 
     def new(self) -> list[Path]:
         """The generators that the step uses, and whose states are no inputs yet."""
-        return [one.path for one in self._by_memory.values() if one.used and one.path not in self._states]
+        used = [one.path for one in self._by_memory.values() if one.used]
+        return [path for path in [*used, *self._of_process] if path not in self._states]
 
     def after(self) -> list[torch.Tensor]:
         """The states that the step leaves, of the generators whose states are inputs, in their order."""
-        by_path = {one.path: one for one in self._by_memory.values()}
-        return [by_path[path].state for path in self._states]
+        states = {one.path: one.state for one in self._by_memory.values()} | self._of_process
+        return [states[path] for path in self._states]
+
+    def draw_on_host(self, source: str, call: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What a function gives that draws from a generator of the process; see :mod:`unisono._host_draws`."""
+        path = ((SOURCE, source),)
+        if path not in self._of_process:
+            self._of_process[path] = _host_draws.SOURCES[source].get_state()
+        made, self._of_process[path] = torch.ops.unisono.draw_on_host.default(self._of_process[path], call, operands)
+        return made
 
 
 def _stand_in(generator: torch.Generator, path: Path, state: torch.Tensor | None) -> _StandIn:

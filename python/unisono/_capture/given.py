@@ -101,8 +101,17 @@ class Given:
             return None
         found.note_asked()
         self.constants += 1
-        with _plainly():
+        with plainly():
             return _computed(["block", rows], {}, ())
+
+    def example(self, node: torch.fx.Node | None) -> torch.Tensor | None:
+        """What a recorded node gives for the call that is captured; ``None`` where that is not known. Nothing is taken for granted."""
+        recorder = Recorder.current
+        rows = _Block(recorder).of(node) if self._has_values and recorder is not None and node is not None else None
+        if rows is None:
+            return None
+        with plainly():
+            return _computed(["block", rows], {}, self.values.leaves).clone()
 
     def _number(self, row: Row) -> int:
         key = repr(row)
@@ -122,25 +131,29 @@ def _renumbered(one: Any, numbers: Sequence[int]) -> Any:
 
 
 class Values(dict[int, Any]):
-    """What rows give for the leaves of a call, each computed once."""
+    """What rows give for the leaves of a call, each computed once.
+
+    Attributes:
+        leaves: the leaves.
+    """
 
     def __init__(self, rows: Sequence[Row], leaves: Sequence[Any]) -> None:
         """Computes nothing yet."""
         super().__init__()
-        self._rows, self._leaves = rows, leaves
+        self._rows, self.leaves = rows, leaves
 
     def __missing__(self, number: int) -> Any:
-        made = self[number] = _computed(self._rows[number], self, self._leaves)
+        made = self[number] = _computed(self._rows[number], self, self.leaves)
         return made
 
     def made(self, number: int) -> Any:
         """What a row gives."""
-        with _plainly():
+        with plainly():
             return self[number]
 
     def read(self, what: str, number: int) -> Any:
         """The one number that a row gives, its shape, or all its entries."""
-        with _plainly():
+        with plainly():
             made = self[number]
             if not isinstance(made, torch.Tensor):
                 return made
@@ -148,12 +161,12 @@ class Values(dict[int, Any]):
 
     def array(self, number: int) -> Any:
         """What a row gives as an array of its own."""
-        with _plainly():
+        with plainly():
             return self[number].clone().numpy()
 
 
 @contextlib.contextmanager
-def _plainly() -> Iterator[None]:
+def plainly() -> Iterator[None]:
     """Lets PyTorch compute as if nothing was traced."""
     if Recorder.current is None:
         with torch.no_grad():
@@ -274,7 +287,7 @@ class _Block:
             raise _Unknown
         if not is_lifted(node):
             self._outside.append(tensor)
-        with _plainly():
+        with plainly():
             return ["tensor", _name(tensor.dtype), list(tensor.shape), tensor.detach().flatten().tolist()]
 
     def _plain(self, one: Any) -> Any:

@@ -204,7 +204,10 @@ class Kept:
     def read(self) -> list[list[Path]]:
         """All paths to each of the generators that the step draws from, and to the decay of each average."""
         found = self.walk.generators
-        generators = [[other for other, one in found.items() if one is found[path]] for path in self.generators]
+        generators = [
+            [other for other, one in found.items() if one is found[path]] if path in found else [path]
+            for path in self.generators
+        ]
         return [*generators, *([path] for path in decays(self.walk))]
 
     def note_gradients(self, parameters: Iterable[torch.Tensor]) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from unisono import _native
 from unisono._capture import attention, products, recurrent
 from unisono._capture.casts import Casts
+from unisono._capture.paths import names_of
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, UnsupportedError
@@ -43,6 +47,21 @@ def register() -> torch.library.Library:
         if exists and (name in _WIDER or not is_known):
             library.impl(name, shapes, allow_override=True)
     return library
+
+
+#: What computes derivatives forward.
+_FORWARD = frozenset(("jvp", "jacfwd", "hessian", "linearize", "make_dual", "hvp"))
+
+
+def load_forward_derivatives(functions: Iterable[Any]) -> None:
+    """Loads what PyTorch needs for derivatives forward, where functions name such.
+
+    It compiles that from the text of its own functions when it is first used, and while a step is traced others stand for some of these.
+    """
+    if any(
+        isinstance(one, types.FunctionType) and not _FORWARD.isdisjoint(names_of(one.__code__)) for one in functions
+    ):
+        forward_ad._maybe_load_decompositions()
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:

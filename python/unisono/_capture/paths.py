@@ -25,6 +25,8 @@ from unisono._capture.places import is_the_users
 Step = tuple[str, Any]
 Path = tuple[Step, ...]
 
+#: The first step of the path to a generator of the whole process, which has no place; its key is the generator's name.
+SOURCE = "source"
 _MOST_OBJECTS = 20_000
 _LONGEST = 1_000
 _DEEPEST = 14
@@ -163,6 +165,8 @@ def paths_of(plain: Iterable[Any]) -> list[Path]:
 
 def shown(path: Path) -> str:
     """A path as the user's code would say it."""
+    if path[0][0] == SOURCE:
+        return str(path[0][1])
     text = "" if path[0][1] == "step" else "model"
     for kind, key in path[1:]:
         if kind in ("attr", "parameter", "buffer", "module"):

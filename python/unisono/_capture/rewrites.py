@@ -65,6 +65,7 @@ _ROW_MAJOR = {
 _OTHERS = {
     "_amp_foreach_non_finite_check_and_unscale_",
     "_amp_update_scale_",
+    "_efficientzerotensor",
     "as_strided",
     "as_strided_",
     "new_empty_strided",
@@ -103,6 +104,8 @@ class Rewrites(TorchDispatchMode):
             return scaling.check_and_unscale(*args)
         if name == "_amp_update_scale_":
             return scaling.update_scale(*args)
+        if name == "_efficientzerotensor":  # without memory, which only PyTorch's own dispatcher knows of
+            return torch.ops.aten.zeros.default(*args, **kwargs)
         if name.startswith("_foreach_"):
             return _one_at_a_time(func, name.removeprefix("_foreach_"), args, kwargs)
         if name == "new_empty_strided":

@@ -25,7 +25,7 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from unisono import _users_errors
-from unisono._capture import assignment, formats, hooks, iterators, kernels, outward, scaling, sources, telling
+from unisono._capture import assignment, drawn, formats, hooks, iterators, kernels, outward, scaling, sources, telling
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts, require_known_keys
 from unisono._capture.expressions import Expression
@@ -88,6 +88,7 @@ def trace(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = _fakes(fake_mode, inputs)
     kept = kept or Kept(train_step, model, optimizers)
+    kernels.load_forward_derivatives(kept.functions())
     run = _Run(train_step, model, optimizers, inputs, kept)
     run.questions = Questions(answers, kept.guards)
     if gradients_may_be_there:
@@ -388,6 +389,7 @@ class _Run:
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.rates.standing_in(),
+            drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
             assignment.standing_in(),
