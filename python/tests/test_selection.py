@@ -122,6 +122,62 @@ def test_rows_at_which_a_function_is_singular_have_no_part_in_gradients(function
     compare(make)
 
 
+class Head(nn.Module):
+    """What models predict masked words by: layers, a norm, and products with tables that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer, self.norm = nn.Embedding(9, 6), nn.Linear(6, 6), nn.LayerNorm(6)
+        self.scale, self.table = nn.RMSNorm(6), nn.Parameter(torch.randn(6, 9))
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = self.words(tokens).cumsum(1)
+        scores = self.norm(self.layer(hidden[mask]).relu()) @ self.table
+        wanted = nn.functional.normalize(self.words(labels[mask]), dim=-1)
+        near = (self.scale(hidden[mask]) * wanted).sum(-1)
+        scores = scores.view(-1, 9).unsqueeze(1).flatten(1).unsqueeze(-1).squeeze(-1)
+        return nn.functional.cross_entropy(scores, labels[mask].view(-1)) - near.mean()
+
+
+def test_heads_over_masked_rows_give_what_eager_gives():
+    def make() -> Training:
+        model = Head()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(*batch: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(*batch)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        tokens = [torch.randint(0, 9, (4, 5)) for _ in range(3)]
+        return Training(model, optimizer, step, [(one, torch.rand(4, 5) > 0.5, one.flip(1)) for one in tokens])
+
+    compare(make)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x, m: nn.functional.layer_norm(x[m], (3,), eps=0.0),
+        lambda x, m: nn.functional.layer_norm(x, (3,), weight=x[m]),
+        lambda x, m: nn.functional.normalize(x[m], dim=0),
+        lambda x, m: nn.functional.embedding(x[m].long(), torch.ones(9, 2), max_norm=1.0),
+        lambda x, m: torch.ones(2, 4) @ x[m],
+        lambda x, m: x[m].reshape(-1, 1),
+        lambda x, m: x[m].unsqueeze(0),
+        lambda x, m: x[m].squeeze(),
+        lambda x, m: x[m].flatten(),
+        lambda x, m: x[m] @ x[m],
+    ],
+)
+def test_what_mixes_rows_that_a_mask_selects_is_refused(use):
+    with pytest.raises(StepError) as caught:
+        unisono.capture(lambda x, m: use(x, m).sum(), example=(torch.ones(4, 3), torch.ones(4, dtype=torch.bool)))
+    assert caught.value.code == "U0101"
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_ctc_loss_of_selected_targets_is_that_of_each_row(reduction):
     def make() -> Training:

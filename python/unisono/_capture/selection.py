@@ -33,9 +33,13 @@ _DUNDERS = {
     f"__{name}__": name for name in ("add", "sub", "mul", "neg", "pow", "abs", "eq", "ne", "lt", "le", "gt", "ge")
 }
 _DUNDERS |= {"__truediv__": "div", "__radd__": "add", "__rmul__": "mul", "__rsub__": "rsub", "__and__": "logical_and"}
-_DUNDERS |= {"__or__": "logical_or", "__invert__": "logical_not"}
+_DUNDERS |= {"__matmul__": "matmul", "__or__": "logical_or", "__invert__": "logical_not"}
 #: Functions of rows, along dimensions behind the first.
 _ALONG = frozenset(("softmax", "log_softmax", "argmax", "amax", "amin", "logsumexp"))
+_NORMS = frozenset(("layer_norm", "rms_norm"))
+_OF_ROWS = _NORMS | {"normalize", "embedding"}
+_SHAPING = frozenset(("view", "reshape", "unsqueeze", "squeeze", "flatten"))
+_PRODUCTS = frozenset(("matmul", "mm"))
 _CLASSES = frozenset(("cross_entropy", "nll_loss"))
 _LOSSES = frozenset(
     """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits""".split()  # noqa: SIM905
@@ -142,6 +146,12 @@ class Selection:
             return self._made((func or getattr(torch.Tensor, name))(self.rows, *args[1:], **kwargs))
         if name == "linear" and not any(isinstance(one, Selection) for one in args[1:]) and self.dim() > 1:
             return self._made(F.linear(self.rows, *args[1:], **kwargs))
+        if name in _SHAPING and args[0] is self:
+            return self._shaped(name, *args[1:], **kwargs)
+        if name in _OF_ROWS:
+            return self._of_rows(name, inspect.signature(getattr(F, name)).bind(*args, **kwargs))
+        if name in _PRODUCTS and args[0] is self and self.dim() == 2 and _is_matrix(args[1]) and not kwargs:
+            return self._made(self.rows @ args[1])
         base = name.rstrip("_")
         if base not in _POINTWISE or "out" in kwargs or kwargs.get("inplace"):
             raise self.refused(name)
@@ -152,6 +162,42 @@ class Selection:
             return made
         self.rows = made.rows.to(self.dtype)
         return self
+
+    def _shaped(self, name: str, *how: Any, **named: Any) -> Selection:
+        """The same rows in another shape, where their number need not be known."""
+        first = how[0] if how else None
+        match name:
+            case "view" | "reshape":
+                shape = first if isinstance(first, list | tuple) else how
+                if [*shape] == [-1, *self.rows.shape[1:]] and not named:
+                    return self
+                fits = False
+            case "unsqueeze":
+                fits = isinstance(first, int) and first % (self.dim() + 1) > 0
+            case "squeeze":
+                fits = first is not None and self._is_behind(first)
+            case _:
+                fits = isinstance(first, int) and self.dim() > 1 and self._is_behind(first)
+        if not fits or named:
+            raise self.refused(name)
+        return self._made(getattr(torch.Tensor, name)(self.rows, *how))
+
+    def _of_rows(self, name: str, bound: inspect.BoundArguments) -> Selection:
+        """A function of each row, with tensors that all rows share."""
+        bound.apply_defaults()
+        given = bound.arguments
+        shared = [one for key, one in given.items() if key != "input"]
+        fits = given["input"] is self and not any(isinstance(one, Selection) for one in shared)
+        if name in _NORMS:  # what is not selected is the same everywhere in a row
+            fits = fits and len(given["normalized_shape"]) < self.dim() and (given["eps"] is None or given["eps"] > 0)
+        elif name == "normalize":
+            fits = fits and self._is_behind(given["dim"]) and given["out"] is None
+        else:
+            fits = fits and given["max_norm"] is None and not given["scale_grad_by_freq"]
+        if not fits:
+            raise self.refused(name)
+        given["input"] = self.rows
+        return self._made(getattr(F, name)(*bound.args, **bound.kwargs))
 
     def _operand(self, one: Any, name: str) -> Any:
         """An operand with all rows."""
@@ -271,6 +317,10 @@ def _instead_of(name: str) -> str:
     if name == "ctc_loss":
         return "give padded targets, or the lengths as `mask.sum(-1)` of the mask over rows that selects the targets"
     return INSTEAD_OF_SELECTING
+
+
+def _is_matrix(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.dim() == 2
 
 
 def _are_alike(one: Any, other: Any) -> bool:
