@@ -150,6 +150,10 @@ class Readbacks(TorchFunctionMode):
         self.counting.granted(["given", "values", row])
         return self.counting.given.values.array(row)
 
+    def whole_number(self, tensor: torch.Tensor) -> int:
+        """The number in a tensor, where it follows from the tensors of the call, and is taken for granted."""
+        return int(_item(self, tensor).settled())
+
     def _row_of(self, tensor: torch.Tensor, *, chooses: bool = False) -> int | None:
         recorder = Recorder.current
         return None if recorder is None else self.counting.given.row_of(recorder.node_of(tensor), chooses=chooses)

@@ -390,7 +390,8 @@ def _root(node: torch.fx.Node) -> Any:
 
 
 def _identity(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride(), tensor.shape, tensor._version
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride(), tensor.shape, tensor._version
 
 
 def _operators() -> None:

@@ -25,7 +25,19 @@ from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
 from unisono import _users_errors
-from unisono._capture import assignment, drawn, formats, hooks, iterators, kernels, outward, scaling, sources, telling
+from unisono._capture import (
+    assignment,
+    drawn,
+    formats,
+    hooks,
+    iterators,
+    kernels,
+    outward,
+    packed,
+    scaling,
+    sources,
+    telling,
+)
 from unisono._capture.averages import Averages
 from unisono._capture.counting import Counts, require_known_keys
 from unisono._capture.expressions import Expression
@@ -392,7 +404,7 @@ class _Run:
             drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
-            assignment.standing_in(),
+            _modes(assignment.standing_in(), packed.standing_in(self.kept.functions(), self.reads)),
             self._clocks(),
         ):
             self.kept.count(self.reads)
