@@ -228,6 +228,19 @@ def a_penalty_on_curvature():
 
 
 @case
+def a_loss_that_is_made_in_the_step():
+    def loss(model, x, y):
+        criterion = nn.ModuleDict({"scale": nn.Linear(8, 8), "norm": nn.BatchNorm1d(8)}).requires_grad_(False)
+        with torch.no_grad():
+            criterion["scale"].weight.copy_(torch.eye(8) / 2)
+            criterion["scale"].bias.fill_(0.1)
+        criterion = criterion.to(x.device).double()
+        return F.mse_loss(criterion["norm"](criterion["scale"](model(x).double())), y.double()).float()
+
+    return perceptron(), vectors(), backward(loss)
+
+
+@case
 def a_moving_average_of_the_model():
     model = Module(lambda m, x: m.net(x), net=perceptron(), average=perceptron())
     model.average.requires_grad_(False)

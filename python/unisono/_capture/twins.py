@@ -108,6 +108,8 @@ def conversions_known(twins: dict[int, torch.Tensor]) -> Iterator[None]:
             for name, part in (*one._parameters.items(), *one._buffers.items())
         ]
         traced = [(name, part) for name, part in parts if part is not None and (id(part) in twins or id(part) in own)]
+        if not traced and all(type(part) is FakeTensor for _, part in parts if part is not None):
+            return _made_in_the_step(module, function, recurse)
         if not traced:
             return convert(module, function, recurse)
         for name, part in traced:
@@ -118,6 +120,23 @@ def conversions_known(twins: dict[int, torch.Tensor]) -> Iterator[None]:
 
     with mock.patch.object(nn.Module, "_apply", converted):
         yield
+
+
+def _made_in_the_step(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> nn.Module:
+    """Converts a module that the step has made: PyTorch would exchange what is in its tensors, which a recording holds."""
+    made: dict[int, torch.Tensor] = {}
+    for one in module.modules() if recurse else (module,):
+        for parts in (one._parameters, one._buffers):
+            for name, part in parts.items():
+                if part is None:
+                    continue
+                if id(part) not in made:
+                    with torch.no_grad():
+                        new = function(part)
+                    is_new = new is not part and isinstance(part, nn.Parameter)
+                    made[id(part)] = nn.Parameter(new, part.requires_grad) if is_new else new
+                parts[name] = made[id(part)]  # type: ignore[assignment]
+    return module
 
 
 def _converted(what: str, made: torch.Tensor) -> StepError:
