@@ -71,6 +71,8 @@ def beside(scalars: Scalars, name: str, real: Callable[..., Any], args: Sequence
     with contextlib.suppress(_Settled):
         if name in _FILLING:
             return _filled(scalars, name, real, [*args], kwargs)
+        if first is not None and name == "roll":
+            return _rolled(scalars, *args, **kwargs)
         if first is not None and name in _CLAMP:
             return _clamped(scalars, name, first, args, kwargs)
         if first is not None and name in (*_OF_TWO, *_IN_PLACE, *_LERP, *_BOUND, *_CHOOSING, *_WITH_FACTOR):
@@ -187,6 +189,16 @@ def _like(scalars: Scalars, operand: torch.Tensor, number: Number, *, same_type:
     if common in _HALF:
         raise _Settled
     return found.to(common)
+
+
+def _rolled(scalars: Scalars, x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    """A tensor that is rolled by a number along one dimension: its entries are looked up."""
+    dims = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
+    if type(shifts) is not Number or type(dims) is not int or not x.dim():
+        raise _Settled
+    size = x.shape[dims]
+    places = (torch.arange(size, device=x.device) - _tensor(scalars, shifts).to(x.device)).remainder(max(size, 1))
+    return x.index_select(dims, places)
 
 
 def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
