@@ -56,6 +56,16 @@ def test_what_is_known_already_counts_as_much_as_what_is_measured_now():
     assert table == {"shape": [2], "late_ns": 2e5, "late": 0.0, "all_reduce": [[64, 2.0]]}
 
 
+def test_what_took_next_to_nothing_beside_what_was_waited_for_was_not_measured():
+    took = {
+        ("all_to_all", "data", size): share * alone("all_to_all", size) for size, share in ((64, 1e-5), (1 << 20, 0.5))
+    }
+    (table,) = tomllib.loads(seen(RATES, took))["in_steps"]
+    assert table["all_to_all"] == [[1 << 20, 0.5]]
+    (table,) = tomllib.loads(seen(RATES, {("all_to_all", "data", 64): 0.0}))["in_steps"]
+    assert table == {"shape": [2]}
+
+
 def test_lateness_is_what_there_always_is_and_a_part_of_the_time_since_ranks_met():
     points = [(float(since), 5000.0 + 0.25 * since) for since in (0, 1000, 50_000, 1_000_000)]
     (table,) = tomllib.loads(seen(RATES, {}, points))["in_steps"]

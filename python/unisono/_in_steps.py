@@ -21,6 +21,9 @@ _TABLE = "in_steps"
 _KINDS = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"))
 #: By which factor a size may be another than one that was seen until it is seen too.
 _ALIKE = 4
+#: A collective that took less than this part of what it takes alone was not measured: what was taken off for waiting, on a busy machine,
+#: was more than the collective itself took. It is measured again another time.
+_LEAST = 1 / 16
 
 
 @dataclass
@@ -88,8 +91,10 @@ class InSteps:
         for (kind, axis, size), nanos in taken.collectives.items():
             if axis in shapes and kind in _KINDS:
                 expected = _native.collective_ns(alone, axes, axis, kind, size)
+                times = nanos / max(expected, 1.0)
+                if times < _LEAST:
+                    continue
                 rows = self._of(shapes[axis]).times.setdefault(kind, {})
-                times = max(nanos, 1.0) / max(expected, 1.0)
                 rows[size] = math.sqrt(rows.get(size, times) * times)
         for axis, points in taken.late.items():
             if axis in shapes:
