@@ -162,7 +162,8 @@ fn may_be_faster_as(kept: Option<f64>, promise: &Promise, least: Option<i64>) ->
 }
 
 /// The same in their micro-batches, but for those that would take too long even if what is promised were kept as well as the best so far of
-/// promises of no more micro-batches: what is gathered for each counts as often. So would those that take longer than as many as are `tried`.
+/// promises of no more micro-batches: what is gathered for each counts as often. Nor those that would take longer than as many others
+/// as are `tried` with all effort.
 fn refined_all(
     request: &Request<'_>,
     promises: Vec<Promise>,
@@ -174,9 +175,8 @@ fn refined_all(
         let (promised, count) = (promise.step_ns as f64, promise.micro_batches);
         let of_no_more = kept.iter().filter(|(known, _)| *known <= count).map(|(_, kept)| *kept);
         let hoped = promised * of_no_more.reduce(f64::min).unwrap_or(1.0);
-        let is_last =
-            closer.iter().filter(|known| (known.step_ns as f64) < hoped * (1.0 - ALIKE)).count() >= tried;
-        if !is_last && may_be_faster(hoped as i64, least) {
+        let ahead = closer.iter().filter(|known| (known.step_ns as f64) < hoped * (1.0 - ALIKE)).count();
+        if ahead < tried && may_be_faster(hoped as i64, least) {
             let refined = refined(request, promise, least)?;
             kept.push((count, refined.step_ns as f64 / promised));
             closer.push(refined);
