@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgpack
 import torch
 import torch.utils._pytree as pytree
 from machines import DEAR_COMPUTING
+from ranks import train
 from torch import nn
 
 import unisono
@@ -93,3 +95,15 @@ def compare(make: Callable[[], Training], exactly: bool = False) -> Any:
                     one, wanted, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, n=number: f"part {n}: {m}"
                 )
     return step
+
+
+def compare_shards(given: Training, ranks: int) -> None:
+    """Asserts that ranks in lock-step, each with a shard of every batch, return and learn what eager PyTorch does."""
+    graph = unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
+    settings = {"mesh": {"a": ranks}, "pins": {"batch.*": {"a": "shard(0)"}}, "memory_limit": None}
+    plan = graph.native.plan(DEAR_COMPUTING, msgpack.packb(settings))
+    found, parameters = train(graph, plan, {"a": ranks}, given.batches, passes=True)
+    expected = torch.stack([given.step(*batch) for batch in given.batches])
+    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-5, atol=1e-5)
+    for name, parameter in given.model.named_parameters():
+        torch.testing.assert_close(parameters[name], parameter.detach(), rtol=1e-5, atol=1e-5)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Training, compare
-from machines import DEAR_COMPUTING
-from ranks import train
+from eager import Training, compare, compare_shards
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
@@ -54,14 +51,7 @@ def test_a_step_that_matches_predictions_to_targets_gives_what_eager_gives():
 def test_ranks_that_have_shards_of_the_batch_match_as_one_does(ranks):
     torch.manual_seed(3)
     given = detector()
-    graph = unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
-    settings = {"mesh": {"a": ranks}, "pins": {"batch.*": {"a": "shard(0)"}}, "memory_limit": None}
-    plan = graph.native.plan(DEAR_COMPUTING, msgpack.packb(settings))
-    found, parameters = train(graph, plan, {"a": ranks}, given.batches, passes=True)
-    expected = torch.stack([given.step(*batch) for batch in given.batches])
-    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-5, atol=1e-5)
-    for name, parameter in given.model.named_parameters():
-        torch.testing.assert_close(parameters[name], parameter.detach(), rtol=1e-5, atol=1e-5)
+    compare_shards(given, ranks)
 
 
 @pytest.mark.parametrize("maximize", [False, True])

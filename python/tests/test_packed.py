@@ -5,13 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import msgpack
 import pytest
 import torch
 import torch.nn.functional as F
-from eager import Training, compare
+from eager import Training, compare, compare_shards
 from machines import DEAR_COMPUTING
-from ranks import train
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -101,14 +99,7 @@ def test_steps_that_unpack_as_much_as_the_longest_has_are_captured_once_for_each
 def test_ranks_that_have_shards_of_the_batch_read_as_one_does(ranks):
     torch.manual_seed(3)
     given = LAYERS["lstm"]()
-    graph = unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
-    settings = {"mesh": {"a": ranks}, "pins": {"batch.*": {"a": "shard(0)"}}, "memory_limit": None}
-    plan = graph.native.plan(DEAR_COMPUTING, msgpack.packb(settings))
-    found, parameters = train(graph, plan, {"a": ranks}, given.batches, passes=True)
-    expected = torch.stack([given.step(*batch) for batch in given.batches])
-    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-5, atol=1e-5)
-    for name, parameter in given.model.named_parameters():
-        torch.testing.assert_close(parameters[name], parameter.detach(), rtol=1e-5, atol=1e-5)
+    compare_shards(given, ranks)
 
 
 def test_losses_of_what_is_packed_against_packed_targets_are_those_of_eager():

@@ -412,10 +412,14 @@ impl<'b> Body<'_, 'b> {
         }
     }
 
+    /// The type of the first result.
+    fn dtype(&self) -> Option<Dtype> {
+        self.node.results().next().map(|result| self.maker.graph.ty(result).dtype)
+    }
+
     /// A value in the type of the first result.
     pub(super) fn rounded(&mut self, value: Value) -> Value {
-        let ty = self.node.results().next().map(|result| self.maker.graph.ty(result));
-        let element = ty.and_then(|ty| element(ty.dtype, self.maker.positions.kind));
+        let element = self.dtype().and_then(|dtype| element(dtype, self.maker.positions.kind));
         element.map_or(value, |element| self.maker.builder.rounded(element, value))
     }
 
@@ -427,8 +431,7 @@ impl<'b> Body<'_, 'b> {
     /// An argument that is a factor, which in 16 bits changes no more than the sign.
     pub(super) fn factor(&mut self, name: &str) -> Result<Value, String> {
         let number = self.scalar(name)?;
-        let mut results = self.node.results().map(|result| self.maker.graph.ty(result).dtype);
-        if results.next() != Some(Dtype::F32) && ![1.0, -1.0].contains(&number) {
+        if self.dtype() != Some(Dtype::F32) && ![1.0, -1.0].contains(&number) {
             return Err(format!("the factor {number}, which PyTorch rounds in two ways"));
         }
         Ok(self.maker.builder.constant(number as f32))
@@ -436,9 +439,8 @@ impl<'b> Body<'_, 'b> {
 
     /// Whether a power may be computed by products and roots.
     pub(super) fn raises_as_eager(&self, exponent: f64) -> bool {
-        let mut results = self.node.results().map(|result| self.maker.graph.ty(result).dtype);
         self.maker.positions.rounding == Rounding::AtStores
-            || results.next().is_some_and(|dtype| eager::raises(exponent, dtype))
+            || self.dtype().is_some_and(|dtype| eager::raises(exponent, dtype))
     }
 
     /// An argument that is a string.
