@@ -204,6 +204,7 @@ def test_stages_that_cannot_be_are_refused_with_the_reason(settings, said):
     ("settings", "said"),
     [
         ({"stages": 0}, "`stages` is 0"),
+        ({"stages": True}, "`stages` is True"),
         ({"stages": 2, "mesh": {"data": 1}}, "beside a mesh"),
         ({"stages": 2}, "1 ranks in 2 stages"),
         ({"chunks": 2}, "no stages"),

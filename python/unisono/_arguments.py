@@ -191,10 +191,10 @@ class Pipeline:
             names = ", ".join(f'"{name}"' for name in SCHEDULES)
             hint = f'{names}, a file "*.csv" of actions, or leave it out for the one that takes less time'
             raise ConfigurationError(f"`schedule` is {self.schedule!r}", code="U0012", hint=hint)
-        if self.chunks is not None and (not isinstance(self.chunks, int) or self.chunks < 1):
+        if not _is_count(self.chunks):
             hint = "a number of parts of the program for each stage, or leave it out"
             raise ConfigurationError(f"`chunks` is {self.chunks!r}", code="U0012", hint=hint)
-        if self.stages is not None and (not isinstance(self.stages, int) or self.stages < 1):
+        if not _is_count(self.stages):
             hint = "a number of pipeline stages, or leave it out for as many as are fastest"
             raise ConfigurationError(f"`stages` is {self.stages!r}", code="U0012", hint=hint)
         is_list = isinstance(self.cuts, Sequence) and not isinstance(self.cuts, str)
@@ -227,6 +227,11 @@ class Pipeline:
                 raise ConfigurationError(f"cannot read the schedule `{self._file}`: {error}", code="U0010") from None
         cuts = None if self.cuts is None else list(self.cuts)
         return {"schedule": schedule, "chunks": self.chunks, "cuts": cuts}
+
+
+def _is_count(number: object) -> bool:
+    """Whether it is a number of something that there is, or is not said."""
+    return number is None or (type(number) is int and number >= 1)
 
 
 def require_no_stages(mesh: Mapping[str, int] | str | None, stages: int | None) -> None:
