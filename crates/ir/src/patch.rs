@@ -9,8 +9,8 @@ use base::{Diagnostic, Id, Result, SecondaryMap};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    Arg, Device, Graph, InputId, LabelId, Node, NodeId, Op, OpId, PartId, Return, ReturnType, TensorType,
-    Value, ValueDef, ValueId, build::new_returns,
+    Arg, Device, Graph, InputId, LabelId, Module, Node, NodeId, Op, OpId, PartId, Return, ReturnType,
+    TensorType, Value, ValueDef, ValueId, build::new_returns,
 };
 
 /// Changes to a graph.
@@ -35,6 +35,7 @@ pub struct Edits {
     replaced_in: FxHashMap<NodeId, Vec<(ValueId, ValueId)>>,
     removed: FxHashSet<NodeId>,
     updates: FxHashMap<InputId, ValueId>,
+    modules: FxHashMap<NodeId, Option<Module>>,
     devices: Vec<(ValueId, Device)>,
     order: Option<Vec<(NodeId, PartId)>>,
     is_early: bool,
@@ -187,6 +188,11 @@ impl<'g> Patch<'g> {
         self.edits.devices.push((self.base.inputs[input].value, device));
     }
 
+    /// Says that a node of the graph is of another module, or of none.
+    pub fn put_module(&mut self, node: NodeId, module: Option<Module>) {
+        self.edits.modules.insert(node, module);
+    }
+
     /// Removes a node, whose results nothing uses in the end.
     pub fn remove(&mut self, node: NodeId) {
         let removed = self.edits.removed.insert(node);
@@ -255,6 +261,7 @@ impl Edits {
         graph.nodes.extend(std::mem::take(&mut self.nodes));
         graph.values.extend(std::mem::take(&mut self.values));
         let resolved = self.resolve(&graph)?;
+        self.put_modules(&mut graph);
         let order = match self.order.take() {
             None => std::mem::take(&mut graph.order),
             Some(order) => {
@@ -280,6 +287,17 @@ impl Edits {
         graph.order = in_order(&graph, &positions, self.is_early)?;
         keep_parts_together(&mut graph);
         Ok(graph)
+    }
+
+    fn put_modules(&mut self, graph: &mut Graph) {
+        let mut put: Vec<_> = std::mem::take(&mut self.modules).into_iter().collect();
+        put.sort_unstable_by_key(|(node, _)| *node);
+        for (node, module) in put {
+            graph.nodes[node].module = module.map(|module| {
+                let known = graph.modules.iter().find(|(_, known)| **known == module).map(|(id, _)| id);
+                known.unwrap_or_else(|| graph.modules.push(module))
+            });
+        }
     }
 
     /// What each replaced value becomes, chains followed to their end.

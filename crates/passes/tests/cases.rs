@@ -46,7 +46,7 @@ fn passes(case: &str) -> Vec<Box<dyn Pass>> {
     line.split(' ').filter(|word| !word.contains('=')).map(|name| by_name(name, &settings).unwrap()).collect()
 }
 
-/// The program of the changed graph, behind what the observer was told; operators, inputs and places stand above already.
+/// The program of the changed graph, behind what the observer was told; operators, inputs and places stand above already, modules may be others.
 fn outcome(case: &str) -> String {
     let graph = Graph::from_text("case", case).unwrap();
     let mut told = String::new();
@@ -56,9 +56,9 @@ fn outcome(case: &str) -> String {
             .unwrap();
     });
     let text = changed.unwrap().to_string();
-    let program = text.split("\n\n").filter(|part| {
-        !["unisono", "op ", "input ", "place ", "module "].iter().any(|word| part.starts_with(word))
-    });
+    let program = text
+        .split("\n\n")
+        .filter(|part| !["unisono", "op ", "input ", "place "].iter().any(|word| part.starts_with(word)));
     format!("{told}\n{}\n", program.collect::<Vec<_>>().join("\n\n").trim_end())
 }
 
