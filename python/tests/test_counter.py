@@ -13,6 +13,7 @@ import steps
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono import _native
@@ -152,6 +153,41 @@ def test_slices_recomputation_and_kernels_change_no_mask(settings):
     assert found["masks"]
     assert found["losses"] < 1e-5
     assert found["parameters"] < 1e-5
+
+
+@pytest.mark.parametrize("drop", [F.dropout, lambda h: torch.native_dropout(h, 0.5, True)[0]])
+def test_a_checkpoint_draws_again_what_it_drew(drop):
+    def given(checkpoints):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def block(x):
+            return model[1](drop(model[0](x)))
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = (checkpoint(block, x, use_reentrant=False) if checkpoints else block(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return steps.Training(model, optimizer, step, [(torch.randn(4, 8),) for _ in range(2)])
+
+    def trained(checkpoints):
+        one = given(checkpoints)
+        step = steps.parallelize(one, rng="counter", seed=3)
+        return [step(*batch) for batch in one.batches]
+
+    def draws(checkpoints):
+        one = given(checkpoints)
+        graph = unisono.capture(
+            one.step, model=one.model, optimizer=one.optimizer, example=one.batches[0], rng="counter"
+        )
+        return graph.text().count("= unisono::random_at(")
+
+    assert trained(True) == trained(False)
+    assert (draws(True), draws(False)) == (2, 1)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -74,6 +74,8 @@ def test_checkpoints_in_checkpoints_and_in_sequence_drop_what_was_dropped():
         lambda h: F.gumbel_softmax(h),
         lambda h: torch.normal(h.detach(), 0.5),
         lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None], dropout_p=0.3)[0],
+        lambda h: torch.native_dropout(h, 0.3, True)[0],
+        lambda h: torch.native_dropout(h, 1.0, True)[0],
     ],
 )
 def test_any_random_operation_in_a_checkpoint_is_drawn_once(noise):
@@ -82,6 +84,18 @@ def test_any_random_operation_in_a_checkpoint_is_drawn_once(noise):
         return hidden + torch.rand_like(hidden)
 
     compare(lambda: training(run), exactly=True)
+
+
+def test_of_a_dropout_in_a_checkpoint_only_the_mask_is_held():
+    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(
+            lambda h: m["last"](torch.native_dropout(m["first"](h), 0.3, True)[0]), x, use_reentrant=False
+        )
+
+    given = training(run)
+    text = unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0]).text()
+    # What is dropped of the hidden values that are computed again, and the gradient.
+    assert text.count("= aten::native_dropout_backward(") == 2
 
 
 def test_a_state_that_the_step_keeps_and_restores_gives_the_same_numbers_again():

@@ -3,10 +3,13 @@
 //!
 //! What says where an element is are tensors, one of positions along each dimension. They are sharded as all tensors are, and so whatever is done
 //! with a dimension (shards of unequal sizes, blocks, two axes, micro-batches) is done with its positions.
+//!
+//! Where checkpointing runs a draw again in backward, a captured step copies what was drawn in forward: there it is drawn again, and not held.
 
 use aten::{Draw, Parameter};
 use base::{Code, Diagnostic, Result};
-use ir::{Arg, Dims, Dtype, Graph, InputClass, NodeId, Patch, Return, TensorType, ValueId};
+use ir::{Arg, Dims, Dtype, Graph, InputClass, NodeId, PartKind, Patch, Return, TensorType, ValueId};
+use rustc_hash::FxHashMap;
 
 use crate::{Pass, dropout::Dropout, facts::Facts, layout::Layout};
 
@@ -47,13 +50,39 @@ impl Pass for DrawByCounter {
         let facts = Facts::new(graph);
         let draws = |id: &NodeId| facts.draws(&graph.nodes[*id]) && !Dropout::is_off(graph, *id);
         let random = graph.order.iter().copied().filter(draws);
+        let copies = copies_in_backward(graph);
         for (number, id) in random.enumerate() {
-            let mut draw = RandomOperation { graph, patch: &mut patch, key, id, number: number as i64 };
+            let number = number as i64;
+            let mut draw = RandomOperation { graph, patch: &mut patch, key, id, at: id, number };
             draw.rewrite().ok_or_else(|| refusal(graph, id))?;
             patch.remove(id);
+            for (copy, of) in copies.get(&id).into_iter().flatten() {
+                let mut draw = RandomOperation { graph, patch: &mut patch, key, id, at: *copy, number };
+                if let Some((drawn, again)) = draw.made().filter(|(drawn, _)| drawn == of) {
+                    patch.replace_in(*copy, drawn, again);
+                }
+            }
         }
         Ok(patch)
     }
+}
+
+/// The operations of backward that copy a result of an operation of forward, by that operation, with the result.
+fn copies_in_backward(graph: &Graph) -> FxHashMap<NodeId, Vec<(NodeId, ValueId)>> {
+    let mut copies: FxHashMap<NodeId, Vec<(NodeId, ValueId)>> = FxHashMap::default();
+    for id in graph.order.iter().filter(|id| graph.part_kind(**id) == PartKind::Backward) {
+        let copied = match graph.op_name(*id) {
+            "aten::clone" => 0,
+            "aten::copy" => 1,
+            _ => continue,
+        };
+        let Some(Arg::Value(of)) = graph.nodes[*id].args.get(copied) else { continue };
+        let maker = graph.maker(*of).filter(|maker| graph.part_kind(*maker) == PartKind::Forward);
+        if let Some(maker) = maker {
+            copies.entry(maker).or_default().push((*id, *of));
+        }
+    }
+    copies
 }
 
 fn refusal(graph: &Graph, id: NodeId) -> Box<Diagnostic> {
@@ -76,15 +105,27 @@ struct RandomOperation<'a, 'g> {
     patch: &'a mut Patch<'g>,
     key: ValueId,
     id: NodeId,
+    /// Where it is drawn: there, or where that is copied.
+    at: NodeId,
     number: i64,
 }
 
 impl RandomOperation<'_, '_> {
     /// Replaces the results of the operation; none where it cannot draw by a counter.
     fn rewrite(&mut self) -> Option<()> {
+        let (old, new) = self.made()?;
+        match Dropout::of(self.graph, self.id) {
+            Some(dropout) => dropout.replace(self.patch, new),
+            None => self.patch.replace(old, new),
+        }
+        Some(())
+    }
+
+    /// What the operation draws, by the counter, with the result that it stands for: of a dropout, which may have none, its mask.
+    fn made(&mut self) -> Option<(ValueId, ValueId)> {
         let draws = aten::row(self.graph.op_name(self.id))?.draws?;
         if draws == Draw::Dropout {
-            return self.dropout();
+            return self.mask();
         }
         let (first, ty) = self.result(0)?;
         let new = match draws {
@@ -102,8 +143,7 @@ impl RandomOperation<'_, '_> {
             Draw::Permutation => self.permutation(&ty)?,
             Draw::Dropout => return None,
         };
-        self.patch.replace(first, new);
-        Some(())
+        Some((first, new))
     }
 
     /// Normal numbers with means and standard deviations of tensors.
@@ -127,16 +167,16 @@ impl RandomOperation<'_, '_> {
         Some(self.push(schema, vec![Arg::Value(spread), mean, Arg::Int(1)], ty))
     }
 
-    /// `x * mask / (1 - p)` and the mask.
-    fn dropout(&mut self) -> Option<()> {
+    /// The mask of a dropout, with the result that it is, or the product where the step has no mask.
+    fn mask(&mut self) -> Option<(ValueId, ValueId)> {
         let dropout = Dropout::of(self.graph, self.id)?;
+        let (product, _) = self.result(0)?;
         let ty = match dropout.mask() {
             Some(mask) => self.graph.ty(mask).clone(),
             None => TensorType { dtype: Dtype::Bool, ..self.graph.ty(dropout.x).clone() },
         };
         let kept = self.drawn(&ty, ("bernoulli", dropout.kept(), 0.0));
-        dropout.replace(self.patch, kept);
-        Some(())
+        Some((dropout.mask().unwrap_or(product), kept))
     }
 
     /// The order of random numbers. Two of 2^32 are rarely equal.
@@ -144,7 +184,7 @@ impl RandomOperation<'_, '_> {
         let wide = TensorType { dtype: Dtype::I64, ..ty.clone() };
         let numbers = self.whole(&wide, 0, WORDS)?;
         let args = vec![Arg::Value(numbers), Arg::Int(-1), Arg::Bool(false)];
-        let node = self.patch.push(self.id, SORT, args, vec![wide.clone().into(), wide.into()]);
+        let node = self.patch.push(self.at, SORT, args, vec![wide.clone().into(), wide.into()]);
         let order = self.patch.node(node).results().nth(1)?;
         Some(self.cast(order, ty.dtype))
     }
@@ -176,7 +216,7 @@ impl RandomOperation<'_, '_> {
         let positions = shape.iter().map(|size| {
             let options = [Arg::Dtype(Dtype::I64), Arg::None, Arg::Device(ty.device), Arg::None];
             let args = [vec![Arg::Int(*size)], options.to_vec()].concat();
-            Some(self.patch.push_value(self.id, ARANGE, args, of(Dtype::I64, &[*size])))
+            Some(self.patch.push_value(self.at, ARANGE, args, of(Dtype::I64, &[*size])))
         });
         let positions = positions.collect();
         let (dtype, digits) = drawn_type(ty.dtype, name == "integers");
@@ -193,18 +233,18 @@ impl RandomOperation<'_, '_> {
         ];
         let made = self.push(AT, args, &of(dtype, &shape));
         let made = self.cast(made, ty.dtype);
-        Layout { patch: self.patch, source: self.id }.permute(made, &ir::inverse(&order))
+        Layout { patch: self.patch, source: self.at }.permute(made, &ir::inverse(&order))
     }
 
     fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
         if self.patch.ty(value).dtype == dtype {
             return value;
         }
-        Layout { patch: self.patch, source: self.id }.cast(value, dtype)
+        Layout { patch: self.patch, source: self.at }.cast(value, dtype)
     }
 
     fn push(&mut self, op: &str, args: Vec<Arg>, ty: &TensorType) -> ValueId {
-        self.patch.push_value(self.id, op, args, ty.clone())
+        self.patch.push_value(self.at, op, args, ty.clone())
     }
 
     fn result(&self, position: usize) -> Option<(ValueId, TensorType)> {

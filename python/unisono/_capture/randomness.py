@@ -198,7 +198,16 @@ class Draws(TorchDispatchMode):
                 cause="its numbers depend on an operand, which may be another one now",
                 hint="draw once and use the numbers twice",
             )
+        if func is _aten.native_dropout.default:
+            # The mask says what is dropped: the product need not be held.
+            mask = torch.clone(result[1])
+            return _aten.native_dropout_backward.default(args[0], mask, _scale(args[1])), mask
         return pytree.tree_map_only(torch.Tensor, torch.clone, result)
+
+
+def _scale(probability: float) -> float:
+    """What dropout multiplies elements by that it keeps."""
+    return 1 / (1 - probability) if probability < 1 else 0.0
 
 
 def _draws(func: Any, args: Any, kwargs: Any) -> bool:
