@@ -10,8 +10,8 @@ use ir::{Graph, InputClass, NodeId, Placement, ValueId};
 use crate::follower::Follower;
 
 /// A dimension with samples.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Along {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Along {
     /// Which.
     dim: u8,
     /// How many there are, one behind the other, whatever else the dimension has within each.
@@ -78,6 +78,11 @@ impl Samples {
                 self.of[other] = Some(Along { dim, count });
             }
         }
+    }
+
+    /// The dimension of a value that has samples.
+    pub fn along(&self, value: ValueId) -> Option<Along> {
+        self.of[value]
     }
 
     /// Whether a value that ranks hold so has slices still: each rank the same number of whole samples, and a multiple of the number of slices.

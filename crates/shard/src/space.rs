@@ -113,7 +113,8 @@ impl Space {
         for (value, info) in graph.values.iter() {
             let next = KindId(known.len() as u32);
             let divided = self.divided.of(value).map(|division| division.dim);
-            let key = (&info.ty, self.offers[value].clone(), divided, self.sizes.has(value));
+            let samples = self.samples.as_ref().and_then(|samples| samples.along(value));
+            let key = (&info.ty, self.offers[value].clone(), divided, self.sizes.has(value), samples);
             self.kinds[value] = *known.entry(key).or_insert(next);
         }
     }
@@ -161,7 +162,17 @@ impl Space {
         // Micro-batches are one after another on the same rank: none sends to another.
         strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.permutes());
         strategies.retain(|one| self.sizes.is_empty() || !self.divides_run_time_sizes(&call, one));
+        strategies.retain(|one| self.leaves_slices(&call, one));
         strategies
+    }
+
+    /// Whether what a strategy shards has slices still: a tensor of masks, which knows of no samples, is offered shardings that what it is
+    /// multiplied with must not have.
+    fn leaves_slices(&self, call: &Call<'_>, strategy: &Strategy) -> bool {
+        let operands = call.operands.iter().zip(&strategy.operands);
+        let mut placed = operands.chain(call.results.iter().zip(&strategy.results));
+        let Some(samples) = &self.samples else { return true };
+        placed.all(|(value, placement)| samples.leave_slices(*value, *placement, self.axis.size))
     }
 
     /// Whether a strategy has something whose size is known at run time only otherwise than whole or in groups: collectives want to know how

@@ -338,3 +338,26 @@ fn what_has_as_many_samples_as_slices_is_not_shared_between_ranks_however_it_cam
     };
     assert_eq!((0..6).map(is_offered).collect::<Vec<_>>(), [true, false, false, true, true, true]);
 }
+
+/// A product of samples with a mask that follows from no batch.
+const MASKED: &str = r#"
+unisono graph 2
+op aten::mul.Tensor(Tensor self, Tensor other) -> Tensor
+input v0: f32[16, 4] = batch "batch.0"
+input v1: f32[16, 4] = buffer "mask"
+part forward
+v2: f32[16, 4] = aten::mul.Tensor(v0, v1)
+return v2
+"#;
+
+#[test]
+fn a_mask_leads_to_no_sharding_of_samples_that_leaves_nothing_to_slice() {
+    let graph = Graph::from_text("step", MASKED).unwrap();
+    let sharded_results = |slices| {
+        let space = Space::in_slices(&graph, &MeshAxis::ranks("inner", 4), Offered::Even, slices);
+        let strategies = space.strategies(graph.order[0]).iter().map(|one| one.results[0]);
+        strategies.filter(|one| *one == Placement::shard(0)).count()
+    };
+    assert!(sharded_results(4) > 0, "four slices of what four ranks have of sixteen samples");
+    assert_eq!(sharded_results(8), 0);
+}
