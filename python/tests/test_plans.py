@@ -141,7 +141,7 @@ def test_at_batch_one_tensors_are_cut_with_two_pairs_of_collectives_per_layer_an
         # two per layer, and one for the embedding or the head
         assert 2 * LAYERS <= reductions <= 2 * LAYERS + 1, found
         assert found["all_gather", kind] <= 2 * LAYERS + 2, found
-        assert found["all_to_all", kind] == 0, found
+        assert found["all_to_all_single", kind] == 0, found
     # attention by heads (inside the fused projection), the MLP by its inner dimension, the vocabulary for the loss
     placements = {name: layout["a"] for name, layout in plan["inputs"].items()}
     assert placements["params.blocks.0.qkv.weight"] == "shard(0, 3)"
@@ -160,7 +160,42 @@ def test_pins_of_what_modules_give_shard_the_sequence_between_blocks(graphs):
     made, _ = planned(graph, flops="1e9", pins={"batch.*": {"a": "replicate"}, "outputs.blocks.*": {"a": "shard(1)"}})
     found = collectives(graph, made)
     assert found["all_reduce", "forward"] < free["all_reduce", "forward"]
-    assert found["reduce_scatter", "forward"] + found["all_to_all", "forward"] >= LAYERS
+    assert found["reduce_scatter", "forward"] + found["all_to_all_single", "forward"] >= LAYERS
+
+
+class Masked(nn.Module):
+    """Attention of eight heads that makes its own causal mask, around which there is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(256, 256, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).unflatten(-1, (8, 32)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(2, 3)).masked_fill(later, float("-inf")).softmax(-1)
+        return x + self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+def test_a_pin_of_what_a_module_gives_binds_no_mask_that_others_make_too():
+    with torch.device("meta"):
+        model = nn.Sequential(Masked(), Masked())
+        x = torch.zeros(4, 256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
+    heads = {f"params.*.{name}.weight": {"a": "shard(0)"} for name in "qkv"} | {"params.*.out.weight": {"a": "shard(1)"}}
+    pins = {"batch.*": {"a": "replicate"}, "outputs.*": {"a": "shard(1)"}, **heads}
+    made, _ = planned(graph, flops="1e10", pins=pins)
+    # Attention is by heads in both; a mask that is read by positions would have the second one's scores sharded by positions too.
+    assert not any(kind.startswith("all_to_all") for kind, _ in collectives(graph, made))
 
 
 def test_a_plan_has_no_collective_that_is_forbidden(graphs):
@@ -169,7 +204,7 @@ def test_a_plan_has_no_collective_that_is_forbidden(graphs):
     assert any(kind == "all_reduce" for kind, _ in free)
     found = collectives(graph, planned(graph, flops="1e9", forbid={"a": ["all_reduce", "all_to_all"]})[0])
     assert found
-    assert not {kind for kind, _ in found} & {"all_reduce", "all_to_all"}
+    assert not {kind for kind, _ in found} & {"all_reduce", "all_to_all_single"}
     assert not collectives(graph, planned(graph, flops="1e9", forbid={"*": ["*"]})[0])
 
 
