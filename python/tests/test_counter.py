@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import counter_ranks
 import launch
@@ -262,6 +263,13 @@ def test_by_default_masks_are_pytorch_s():
     torch.manual_seed(4)
     assert torch.equal(step(torch.ones(2, 4)), (torch.manual_seed(4), F.dropout(torch.ones(64, 64), 0.25))[1])
     assert KEY not in step.state_dict().get("kept", {})
+
+
+def test_a_plan_says_that_masks_of_pytorch_are_drawn_whole_and_how_they_need_not_be():
+    given = counter_ranks.training()
+    graph = unisono.capture(given.step, model=given.model, optimizer=given.optimizer, example=given.batches[0])
+    said = graph.plan(steps.EAGER_TO_CUT, mesh={"a": 4}).explain()
+    assert re.search(r'aten::bernoulli\.p runs replicated: .* with `rng="counter"` each rank draws its part', said)
 
 
 def test_seeds_wrap_around():

@@ -238,9 +238,13 @@ pub fn undivided(axis: &str, ranks: u32) -> String {
     )
 }
 
-/// What it means that nothing is known of an operator, and what that costs.
+/// Why an operator runs replicated, and what that costs.
 pub fn without_row(operator: &str, count: u32, nanos: Option<i64>, ranks: u32) -> String {
-    let reason = "the operation table has no row for it, and no rule is registered";
+    let reason = if aten::row(operator).is_some_and(|row| row.draws.is_some()) {
+        "what it draws are PyTorch's numbers; with `rng=\"counter\"` each rank draws its part"
+    } else {
+        "the operation table has no row for it, and no rule is registered"
+    };
     let cost = nanos.map(|nanos| {
         let divided = Nanos(nanos / i64::from(ranks.max(1)));
         format!(
