@@ -1,6 +1,7 @@
 //! `unisono plan`: find the plan of a captured step for a cluster.
 
 mod other;
+mod progress;
 
 use std::{
     io::Write,
@@ -11,13 +12,14 @@ use base::{Bytes, Code, Diagnostic, Nanos, Result};
 use clap::{Args, ValueEnum};
 use cluster::Cluster;
 use indexmap::IndexMap;
-use ir::{Dtype, STAGES};
+use ir::{Dtype, Mesh, STAGES};
 use plan::{
     Candidate, Cut, Effort, Forbid, Offloading, Pins, PlanSettings, Recomputation, ScheduleWish, Sensitivity,
     WhyNot,
 };
 use serde::Serialize;
 
+use self::progress::Progress;
 use crate::files;
 
 /// What is computed again in backward.
@@ -187,7 +189,9 @@ impl Plan {
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let before = cpu_seconds();
-        let plan = plan::plan_telling(&graph, &cluster, &settings, tell)?;
+        let progress = Progress::new();
+        let telling = |mesh: &Mesh, effort| progress.tell(mesh, effort);
+        let plan = plan::plan_telling(&graph, &cluster, &settings, Some(&telling), tell)?;
         let searched = before.zip(cpu_seconds()).map(|(before, after)| after - before);
         if let Some(path) = &self.output {
             files::write(path, &plan.text())?;
@@ -358,15 +362,20 @@ fn cpu_seconds() -> Option<f64> {
     Some(ticks.sum::<Option<f64>>()? / TICKS)
 }
 
+/// A mesh as `--mesh` has it.
+fn axes(mesh: &Mesh) -> String {
+    let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
+    axes.join(",")
+}
+
 /// Says what a quick search predicts for each mesh.
 fn tell(candidates: &[Candidate]) {
     for Candidate { mesh, prediction, .. } in candidates {
-        let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
         let took = prediction.as_ref().map_or_else(
             || "no faster plan within the memory limit by a quick search".into(),
             |found| format!("{} and {} by a quick search", Nanos(found.step_ns), Bytes(found.peak_bytes)),
         );
-        drop(writeln!(std::io::stderr(), "mesh {}: {took}", axes.join(",")));
+        drop(writeln!(std::io::stderr(), "mesh {}: {took}", axes(mesh)));
     }
 }
 

@@ -71,14 +71,12 @@ impl Pass for DrawByCounter {
 fn copies_in_backward(graph: &Graph) -> FxHashMap<NodeId, Vec<(NodeId, ValueId)>> {
     let mut copies: FxHashMap<NodeId, Vec<(NodeId, ValueId)>> = FxHashMap::default();
     for id in graph.order.iter().filter(|id| graph.part_kind(**id) == PartKind::Backward) {
-        let copied = match graph.op_name(*id) {
-            "aten::clone" => 0,
-            "aten::copy" => 1,
-            _ => continue,
-        };
+        let Some(row) = aten::row(graph.op_name(*id)) else { continue };
+        let Some(copied) = row.copied.or(row.copies.then_some(0)) else { continue };
         let Some(Arg::Value(of)) = graph.nodes[*id].args.get(copied) else { continue };
+        let is_same = graph.nodes[*id].results().all(|copy| graph.ty(copy).dtype == graph.ty(*of).dtype);
         let maker = graph.maker(*of).filter(|maker| graph.part_kind(*maker) == PartKind::Forward);
-        if let Some(maker) = maker {
+        if let Some(maker) = maker.filter(|_| is_same) {
             copies.entry(maker).or_default().push((*id, *of));
         }
     }

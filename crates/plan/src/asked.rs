@@ -13,7 +13,7 @@ use crate::{
     meshes::{Candidate, Prospect, prospect, search_meshes, suiting},
     pipelines::{InStages, search_stages},
     plan::{Plan, Prediction},
-    run::Request,
+    run::{Request, Telling},
     search::search,
     settings::PlanSettings,
     shorter::Shorter,
@@ -50,6 +50,8 @@ pub struct Asked<'a> {
     pub settings: &'a PlanSettings,
     /// The step with fewer of its layers, once that is asked for.
     pub shorter: &'a OnceCell<Option<Shorter>>,
+    /// What hears where the search is.
+    pub telling: Option<Telling<'a>>,
 }
 
 impl Asked<'_> {
@@ -202,6 +204,7 @@ impl Asked<'_> {
             offload: self.settings.offload,
             known_ns: None,
             elsewhere: None,
+            telling: self.telling,
         }
     }
 

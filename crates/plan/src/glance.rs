@@ -67,6 +67,7 @@ fn promised<'a>(request: &Request<'a>, expected: Vec<Found>) -> Option<Glance<'a
 
 /// What a quick search of few layers says of the whole step; nothing where there are none, or nothing is found for them.
 pub fn extrapolated<'a>(request: &Request<'a>) -> Option<Outlook<'a>> {
+    request.tell(Effort::Quick);
     let found = expected(request, extent(request));
     let least_ns = found.iter().map(|one| one.least_ns).min()?;
     let holds_all = found.iter().any(|one| holds_all(request, &one.prediction));
@@ -121,6 +122,7 @@ mod tests {
                 offload: None,
                 known_ns: None,
                 elsewhere: None,
+                telling: None,
             };
             let glance = extrapolated(&request).unwrap().glance.unwrap();
             let seen = glance.prediction;

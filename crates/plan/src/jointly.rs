@@ -176,6 +176,7 @@ pub mod tests {
             offload: None,
             known_ns: None,
             elsewhere: None,
+            telling: None,
         })
     }
 

@@ -89,7 +89,7 @@ pub use pins::Pins;
 pub use plan::{Plan, RunnerUp};
 pub use prediction::Prediction;
 pub use prices::Prices;
-pub use run::{Offloading, Recomputation, Request, direct};
+pub use run::{Offloading, Recomputation, Request, Telling, direct};
 pub use search::{Searched, search};
 pub use sensitivity::{Sensitivity, sensitivities};
 pub use settings::PlanSettings;

@@ -59,6 +59,9 @@ impl Offloading {
     }
 }
 
+/// Hears, from any thread, which mesh a search turns to, and with how much effort.
+pub type Telling<'a> = &'a (dyn Fn(&Mesh, Effort) + Sync);
+
 /// What is asked for.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
@@ -92,6 +95,17 @@ pub struct Request<'a> {
     pub known_ns: Option<i64>,
     /// The best that searches on other meshes promise so far.
     pub elsewhere: Option<Expected>,
+    /// What hears where the search is.
+    pub telling: Option<Telling<'a>>,
+}
+
+impl Request<'_> {
+    /// Says where the search is.
+    pub fn tell(&self, effort: Effort) {
+        if let Some(telling) = self.telling {
+            telling(self.mesh, effort);
+        }
+    }
 }
 
 /// What a candidate is expected to take within a memory limit.

@@ -37,6 +37,7 @@ pub struct Searched<'a> {
 
 /// Finds the plan of least predicted time under the memory limit that keeps the pins.
 pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
+    request.tell(request.effort);
     let canonical = canonical(request.graph);
     let extent = Extent::of(request.effort, canonical.order.len(), request.mesh);
     let run = Run::new(request, extent);

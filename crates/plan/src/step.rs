@@ -9,7 +9,7 @@ use passes::{EmptyParts, Outcome, pipeline};
 use shard::canonical;
 
 use crate::{
-    asked::Asked, kernels::with_kernels, meshes::Candidate, plan::Plan, settings::PlanSettings,
+    asked::Asked, kernels::with_kernels, meshes::Candidate, plan::Plan, run::Telling, settings::PlanSettings,
     stages::Stages, taken_apart::taken_apart,
 };
 
@@ -20,20 +20,22 @@ fn cleaned(graph: &Graph, without_checkpoints: bool) -> Result<Graph> {
 
 /// Plans a captured graph for a cluster.
 pub fn plan_graph(graph: &Graph, cluster: &Cluster, settings: &PlanSettings) -> Result<Plan> {
-    plan_telling(graph, cluster, settings, |_| {})
+    plan_telling(graph, cluster, settings, None, |_| {})
 }
 
-/// Plans a captured graph for a cluster; where the mesh is searched for, `told` hears what a quick search predicts for each.
+/// Plans a captured graph for a cluster; `telling` hears where the search is, and where the mesh is searched for, `told` what a quick search
+/// predicts for each.
 pub fn plan_telling(
     graph: &Graph,
     cluster: &Cluster,
     settings: &PlanSettings,
+    telling: Option<Telling<'_>>,
     told: impl FnOnce(&[Candidate]),
 ) -> Result<Plan> {
     settings.check(cluster)?;
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
-    let asked = Asked { graph, cleaned, cluster, settings, shorter: &OnceCell::new() };
+    let asked = Asked { graph, cleaned, cluster, settings, shorter: &OnceCell::new(), telling };
     let plan = asked.plan(told).map_err(|refused| asked.said_with_host(refused))?;
     if !settings.fuse {
         return Ok(plan);

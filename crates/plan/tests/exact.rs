@@ -152,6 +152,7 @@ fn the_search_finds_what_trying_everything_finds() {
             offload: None,
             known_ns: None,
             elsewhere: None,
+            telling: None,
         };
         let found = search(&request).unwrap();
         let (least, ways) = by_trying_everything(&canonical(&graph), &cluster, &mesh);
@@ -234,6 +235,7 @@ fn the_partition_makes_no_more_than_the_search_counts() {
             offload: None,
             known_ns: None,
             elsewhere: None,
+            telling: None,
         };
         let found = search(&request).unwrap();
         let made = time_of(&found.canonical, &found.best.assignments[0], cluster, &mesh).unwrap();

@@ -96,6 +96,7 @@ pub fn request<'a>(graph: &'a Graph, cluster: &'a Cluster, mesh: &'a Mesh, free:
         offload: None,
         known_ns: None,
         elsewhere: None,
+        telling: None,
     }
 }
 
