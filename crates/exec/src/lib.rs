@@ -3,6 +3,7 @@
 //! [`ProgramSpec`] says what to compute, [`lower`] makes a [`Program`] of it (pure data with a text form), and an
 //! [`Executor`] runs that over tensors, each call by one of the routes of `torch-sys`.
 
+mod attention;
 mod buffers;
 mod collectives;
 mod device_kernels;
@@ -27,6 +28,7 @@ mod run;
 mod spec;
 mod steps;
 
+pub use attention::with_attention;
 pub use collectives::{collective_at, collective_of};
 pub use device_kernels::DeviceKernels;
 pub use device_random::draws_of;

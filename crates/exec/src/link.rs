@@ -14,6 +14,7 @@ use torch_sys::{
 
 use crate::{
     Action, DeviceKernels, Instruction, Program, Role, Route, Shape, Write,
+    attention::AttentionCall,
     device_kernels::DeviceKernelCall,
     device_random::DeviceRandomCall,
     kernels::{KernelCall, Operands},
@@ -40,6 +41,10 @@ pub(crate) enum Step {
     /// Elements of the host that are moved; none where nothing uses them.
     Move {
         call: Option<MoveCall>,
+        device: (i32, i32),
+    },
+    Attention {
+        call: AttentionCall,
         device: (i32, i32),
     },
     View(View),
@@ -203,8 +208,12 @@ impl<'a> Linker<'a> {
                     }
                     (Route::Own, _) => {
                         let shape = |slot: Slot| self.program.shapes.get(slot.0 as usize)?.as_ref();
-                        let call = MoveCall::of(schema, args, outputs, shape);
-                        (Step::Move { call, device: self.host()? }, instruction.release.clone())
+                        let device = self.host()?;
+                        let step = match AttentionCall::of(schema, args, outputs, shape) {
+                            Some(call) => Step::Attention { call, device },
+                            None => Step::Move { call: MoveCall::of(schema, args, outputs, shape), device },
+                        };
+                        (step, instruction.release.clone())
                     }
                     (Route::Python, _) => self.python(args, outputs, instruction)?,
                 }

@@ -12,6 +12,7 @@ use torch_sys::{Arg, Dtype, Number, Output, Schema, Slot, Type};
 
 use crate::{
     Abilities, Action, Instruction, OpCall, Program, ProgramSpec, Role, Route, Shape, Update, Write,
+    attention::AttentionCall,
     effects::role,
     kernels::{Ends, is_kernel},
     moves::MoveCall,
@@ -192,9 +193,12 @@ impl<'a> Lowering<'a> {
         let args = self.arguments(call, schema)?;
         let args = if self.abilities.is_direct(schema) { self.with_floats(args, schema) } else { args };
         let shape = |slot: Slot| self.spec.shape(slot).filter(|_| !self.spec.is_run_time_sized(slot));
-        let is_moved =
-            self.abilities.device.is_host() && MoveCall::of(schema, &args, &call.outputs, shape).is_some();
-        let route = if is_moved { Route::Own } else { self.abilities.route(schema, &args, &call.outputs) };
+        let is_attention = || {
+            self.spec.computes_attention && AttentionCall::of(schema, &args, &call.outputs, shape).is_some()
+        };
+        let is_own = self.abilities.device.is_host()
+            && (MoveCall::of(schema, &args, &call.outputs, shape).is_some() || is_attention());
+        let route = if is_own { Route::Own } else { self.abilities.route(schema, &args, &call.outputs) };
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };
         let instruction = Instruction { action, release: Vec::new(), place: call.place, node: call.node };

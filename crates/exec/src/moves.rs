@@ -365,7 +365,10 @@ fn whole_numbers<'a>(elements: &Elements<'a>) -> Result<Cow<'a, [Cell<i64>]>, Fa
 }
 
 /// The elements of a tensor in order, one behind the other.
-fn side_by_side<'a, T: Copy + Default>(cells: &'a [Cell<T>], elements: &Elements<'a>) -> Cow<'a, [Cell<T>]> {
+pub(crate) fn side_by_side<'a, T: Copy + Default>(
+    cells: &'a [Cell<T>],
+    elements: &Elements<'a>,
+) -> Cow<'a, [Cell<T>]> {
     let strides = ir::contiguous_strides(elements.sizes);
     let dims = dims(elements.sizes, elements.strides, &strides);
     if dims.iter().all(|dim| dim.from == dim.to) || elements.sizes.contains(&0) {

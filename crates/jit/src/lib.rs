@@ -2,9 +2,10 @@
 //!
 //! A kernel becomes, in this order, blocks ([`blocks`]) of simple operations over vectors ([`steps`]), the same with registers ([`registers`])
 //! and machine code ([`emit`]) in pages that are never writable and executable at once ([`pages`]).
-//! Random numbers ([`draw`]) are compiled ahead, for each vector size.
+//! Random numbers ([`draw`]) and attention of short sequences ([`attention`]) are compiled ahead, for each vector size.
 #![allow(unsafe_code, reason = "machine code is made and called here")]
 
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod blocks;
 #[cfg(target_arch = "x86_64")]
@@ -23,6 +24,7 @@ mod registers;
 mod steps;
 mod tier;
 
+pub use attention::{attention, attention_backward};
 pub use draw::draw;
 pub use module::Module;
 pub use tier::Tier;

@@ -4,7 +4,7 @@
 //! sum, or another [`Reduction`], over the last dimension. It computes in
 //! `f32`, reads and writes `f32`, `bf16` and `f16`, has a text form that is read back, and is [verified](verify) before anything runs: every
 //! index is proved to lie within its operand. [`math`] defines each function once, for every way of running; the
-//! [`Interpreter`] is the portable one.
+//! [`Interpreter`] is the portable one. [`attention`] of short sequences is no such kernel, but loops of its own.
 //! [`partition`] says which operations of a graph become kernels.
 
 #![allow(
@@ -12,6 +12,7 @@
     reason = "the loops around these functions must be compiled for the instruction set of their caller"
 )]
 
+pub mod attention;
 mod builder;
 mod element;
 mod fuse;

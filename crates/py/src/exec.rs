@@ -228,6 +228,9 @@ impl Program {
         if fuse && abilities.device.is_host() {
             let partition = py.detach(|| without(&graph.0, rounding, &slower));
             spec = py.detach(|| exec::fuse(&spec, &graph.0, &partition));
+            if !match_eager {
+                spec = exec::with_attention(spec);
+            }
         }
         let mut kernels = None;
         if let Some(cuda) = cuda.filter(|_| fuse) {
