@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from rule_exam import integers, rand
 
+from unisono import _alignments as _alignments  # operations
+
 _IMAGE, _VOLUME, _SIGNAL = rand(6, 12, 4, 4), rand(6, 12, 4, 4, 4), rand(6, 12, 4)
 _MASK = integers(2, 6, 12).bool()
 _REGULAR = rand(6, 4, 4) + 3 * torch.eye(4, dtype=torch.float64)
@@ -246,10 +248,21 @@ def whole_numbers(*shape):
 
 _SCALES = 2.0 ** integers(3, 12, 1).float(), 2.0 ** integers(3, 1, 96).float()
 _SCALED = narrow(12, 32), narrow(96, 32).t()
+#: Log-probabilities of frames, padded targets, how many there are of each; the blank, and that a loss may be infinite.
+_SPOKEN = (
+    rand(10, 12, 7).log_softmax(-1),
+    integers(6, 12, 3) + 1,
+    torch.full((12,), 10),
+    torch.full((12,), 3),
+    0,
+    False,
+)
 _OFFSETS = torch.tensor([16, 48, 96], dtype=torch.int32)
 DIRECT |= {
     "_scaled_mm": (*_SCALED, *_SCALES, None, None, torch.float32),
     "_grouped_mm": (whole_numbers(6, 96, 32), whole_numbers(6, 32, 96)),
+    "unisono::ctc_loss": _SPOKEN,
+    "_ctc_loss_backward.Tensor": (rand(12), *_SPOKEN[:4], *torch.ops.unisono.ctc_loss(*_SPOKEN), 0, False),
     "unisono::to_host": (torch.randn(12, 96),),
     "unisono::to_host_over": (torch.randn(12, 96), torch.randn(12, 96)),
     "unisono::from_host": (torch.randn(12, 96), torch.device("cpu")),

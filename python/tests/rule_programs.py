@@ -89,10 +89,6 @@ BACKWARD = {
         lambda x: F.elu(x) + F.softplus(x) + F.hardtanh(x) + F.hardswish(x) + F.hardsigmoid(x) + F.mish(x),
         [rand(12, 6)],
     ),
-    "ctc loss of padded targets": (
-        lambda x, y, n, m: F.ctc_loss(x.log_softmax(-1), y, n, m, reduction="none", zero_infinity=True),
-        [rand(10, 12, 7), integers(6, 12, 3) + 1, torch.full((12,), 10), torch.full((12,), 3)],
-    ),
     "cross entropy of images": (
         lambda x, y: F.cross_entropy(x, torch.where(y < 5, y, -100)),
         [rand(6, 7, 4, 12), integers(7, 6, 4, 12)],

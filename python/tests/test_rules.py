@@ -244,6 +244,7 @@ SILENT = {
     *(f"aten::{name}_window.periodic" for name in ("bartlett", "blackman", "hann", "hamming", "kaiser")),
     "aten::kaiser_window.beta",
     "unisono::assignment",
+    "unisono::padded_targets",
 }
 
 #: What makes rows of experts and exchanges them stands in a rank's graph only, and runs replicated along axes within: asked by the meshes

@@ -449,7 +449,8 @@ pub static ROWS: &[Row] = &[
     op("aten::nll_loss_backward(grad_output, self, target, Tensor? weight, int reduction, int ignore_index, total_weight)", Factors(normalise::nll_loss_backward), No, Traffic).rewrite(Rewrite::MeanLossBackward(4)).computes("t = of_row(target); g = case(reduction, 0, of_row(grad_output), case(reduction, 1, grad_output / total_weight, grad_output)); w = given(weight, g * weight, g); where(t == ignore_index, 0, where(column == t, -w, 0))"),
     op("aten::nll_loss2d_forward(self, target, Tensor? weight, int reduction, int ignore_index) -> (Tensor, Tensor)", Factors(normalise::nll_loss_of_images), No, Traffic).rewrite(Rewrite::MeanLoss(3)),
     op("aten::nll_loss2d_backward(grad_output, self, target, Tensor? weight, int reduction, int ignore_index, total_weight)", Factors(normalise::nll_loss_of_images_backward), No, Traffic).rewrite(Rewrite::MeanLossBackward(4)),
-    op("aten::_ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths, int blank, bool zero_infinity) -> (Tensor, Tensor)", Einsum("_ n _, n _, n, n -> n, n _ _"), No, Traffic).never_empty(),
+    op("unisono::ctc_loss(log_probs, targets, input_lengths, target_lengths, int blank, bool zero_infinity) -> (Tensor, Tensor)", Einsum("_ n _, n _, n, n -> n, n _ _"), No, Traffic).strides(Strides::RowMajor).never_empty(),
+    op("unisono::padded_targets(targets, lengths, int width)", Fixed, No, Traffic).strides(Strides::RowMajor),
     op("aten::_ctc_loss_backward.Tensor(grad, log_probs, targets, input_lengths, target_lengths, neg_log_likelihood, log_alpha, int blank, bool zero_infinity)", Einsum("n, _ n _, n _, n, n, n, n _ _ -> _ n _"), InEach(&[0]), Traffic).never_empty(),
     // Look-ups
     op("aten::embedding(weight, indices, int padding_idx, bool scale_grad_by_freq, bool sparse)", Factors(index::embedding), No, Traffic).moves(Moves::LookUp),

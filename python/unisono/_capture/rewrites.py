@@ -16,7 +16,7 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono._capture import scaling
+from unisono._capture import alignments, scaling
 from unisono._capture.settings import Comparisons
 
 #: Fused optimizer kernels, which take one list entry per parameter, with the functional operation and the positions of the arguments
@@ -62,6 +62,9 @@ _ROW_MAJOR = {
 }
 
 
+#: CTC loss, whose results are as large as values say.
+_ALIGNMENTS = {"_ctc_loss": alignments.likelihoods, "_ctc_loss_backward": alignments.gradient}
+
 _OTHERS = {
     "_amp_foreach_non_finite_check_and_unscale_",
     "_amp_update_scale_",
@@ -80,7 +83,13 @@ class Rewrites(TorchDispatchMode):
     def wants(func: Any) -> bool:
         """Whether something may stand for an operation."""
         name = func._schema.name.removeprefix("aten::")
-        return name in _FUSED or name in _ROW_MAJOR or name in _OTHERS or name.startswith("_foreach_")
+        return (
+            name in _FUSED
+            or name in _ROW_MAJOR
+            or name in _OTHERS
+            or name in _ALIGNMENTS
+            or name.startswith("_foreach_")
+        )
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -102,6 +111,8 @@ class Rewrites(TorchDispatchMode):
             return None
         if name == "_amp_foreach_non_finite_check_and_unscale_":
             return scaling.check_and_unscale(*args)
+        if name in _ALIGNMENTS and func._overloadname == "Tensor":
+            return _ALIGNMENTS[name](*args)
         if name == "_amp_update_scale_":
             return scaling.update_scale(*args)
         if name == "_efficientzerotensor":  # without memory, which only PyTorch's own dispatcher knows of
@@ -194,7 +205,7 @@ class LiveScalars(TorchFunctionMode):
     """Lets a tensor stand where PyTorch wants a number: as the factor of an addition (``p.add_(g, alpha=-lr)``), and where settings decide.
 
     The learning rate is such a tensor while a step is traced, so that it stays an input. As in PyTorch's own kernels, nothing is rounded
-    to a half-precision type but the result.
+    to a half-precision type but the result. And where PyTorch takes lists of numbers, too.
     """
 
     def __init__(self, comparisons: Comparisons) -> None:
@@ -205,6 +216,8 @@ class LiveScalars(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, its factor multiplied in where it is a tensor."""
         kwargs = kwargs or {}
+        if func in alignments.FUNCTIONS:
+            return alignments.by_tensors(func, *args, **kwargs)
         answer = self._comparisons.answer(getattr(func, "__name__", ""), args)
         if answer is not None:
             return answer
