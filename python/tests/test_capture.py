@@ -259,7 +259,7 @@ def test_gradients_that_earlier_steps_left_to_parameters_of_nobodys_are_refused(
     [
         ("math.gcd(int(loss.item()), 2)", "reads the value of a tensor"),
         ("x[: int(loss.item())]", "reads the value of a tensor"),
-        ("[bool(loss > bound) for bound in range(4)]", "reads the value of a tensor"),
+        ("[bool(loss > bound) for bound in range(4)]", "chooses by the value of a tensor"),
         ("model(x)[x > 3].max()", "depends on data"),
         ("torch.nonzero(x)", "depends on data"),
         ("torch.rand(3).sum().numpy()", "reads the value of a tensor"),
@@ -440,11 +440,11 @@ def test_random_numbers_that_are_not_torchs_are_refused_where_the_step_computes_
     assert caught.value.code == "U0119"
 
 
-def test_random_numbers_that_the_step_does_not_compute_with_are_drawn_once_with_a_warning():
+def test_random_numbers_that_the_step_cannot_be_given_and_does_not_compute_with_are_drawn_once_with_a_warning():
     model = nn.Linear(4, 4)
 
     def step(x):
-        random.random()
+        random.shuffle([1, 2, 3])
         return model(x).sum()
 
     random.seed(3)
@@ -452,7 +452,7 @@ def test_random_numbers_that_the_step_does_not_compute_with_are_drawn_once_with_
         unisono.capture(step, model=model, example=(torch.ones(2, 4),))
     after = random.random()
     random.seed(3)
-    random.random()
+    random.shuffle([1, 2, 3])
     assert after == random.random()
 
 

@@ -79,11 +79,11 @@ def a_clock_that_may_choose_later(trainer):
 
 
 def random_numbers_that_choose_rarely(trainer):
-    return 2 if random.random() < 1e-9 else 1  # used
+    return 2 if random.random() < 1e-9 else 1
 
 
 def random_numbers_of_numpy_that_choose_rarely(trainer):
-    return 2 if numpy.random.rand() < 1e-9 else 1  # used
+    return 2 if numpy.random.rand() < 1e-9 else 1
 
 
 def a_generator_that_chooses_rarely(trainer):
@@ -191,8 +191,6 @@ OTHERS = {
     a_clock: None,
     a_clock_by_its_name: None,
     a_clock_that_may_choose_later: None,
-    random_numbers_that_choose_rarely: None,
-    random_numbers_of_numpy_that_choose_rarely: None,
     a_generator_that_chooses_rarely: lambda: random.Random(0),
     an_entry_that_is_chosen: None,
     a_number_of_the_system: None,
@@ -376,6 +374,8 @@ def time_that_is_kept(trainer):
 
 
 SAME = [
+    random_numbers_that_choose_rarely,
+    random_numbers_of_numpy_that_choose_rarely,
     gradients_that_are_set_to_zero,
     a_copy_of_the_model,
     averages_on_parameters,

@@ -11,6 +11,7 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,13 @@ _LIBRARY.define("draw_on_host(Tensor state, str call, Tensor[] operands) -> (Ten
 
 #: How many 32-bit numbers a Mersenne twister has.
 _WORDS = 624
+
+
+@dataclass(frozen=True)
+class NumberIn:
+    """An argument that is the number in a tensor without dimensions."""
+
+    tensor: torch.Tensor
 
 
 class Source(Protocol):
@@ -100,21 +108,21 @@ def named(function: Callable[..., Any], module: str) -> str:
 def described(
     source: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any
 ) -> tuple[str, list[torch.Tensor]] | None:
-    """One call of a function as a text, and the tensors that it reads; ``None`` where an argument is neither plain nor a tensor.
+    """One call of a function as a text, and the tensors that it reads; ``None`` where an argument is neither plain nor one of these.
 
     Args:
         source: the generator that it draws from.
         function: its name, see :func:`named`.
-        args: its positional arguments.
+        args: its positional arguments: plain ones, tensors, and :class:`NumberIn`.
         kwargs: its arguments by name.
         made: what it has given once, which says shape and type of what it gives.
     """
     operands: list[torch.Tensor] = []
 
     def plain(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            operands.append(value)
-            return {"operand": len(operands) - 1}
+        if isinstance(value, torch.Tensor | NumberIn):
+            operands.append(value.tensor if isinstance(value, NumberIn) else value)
+            return {"number" if isinstance(value, NumberIn) else "operand": len(operands) - 1}
         if type(value) in (list, tuple):
             return {type(value).__name__: [plain(one) for one in value]}
         if value is None or type(value) in (bool, int, float, str):
@@ -160,8 +168,8 @@ def _draw_on_host(
     def value(one: Any) -> Any:
         if not isinstance(one, dict):
             return one
-        if "operand" in one:
-            return tensors[one["operand"]]
+        if "operand" in one or "number" in one:
+            return tensors[one["operand"]] if "operand" in one else tensors[one["number"]].item()
         ((kind, parts),) = one.items()
         return (list if kind == "list" else tuple)(value(part) for part in parts)
 

@@ -34,7 +34,7 @@ from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
-from unisono._capture.places import read_back, user_line
+from unisono._capture.places import read_back, too_many_choices, user_line
 from unisono._capture.premises import Premises
 from unisono._capture.settings import guarded_settings
 from unisono._capture.side_effects import A_CLOCK, Happened, SideEffects, depends_on, warn_of
@@ -529,7 +529,7 @@ def _ways(
         _note_changed(start, changed)
         forks.add(choices[:-1])
         if sum(choices[:number] in forks for number in range(len(choices))) > MOST_QUESTIONS:
-            raise read_back(way.places[len(choices) - 1])
+            raise too_many_choices(way.places[len(choices) - 1])
         todo += _turns(way, len(choices))
         ways.append(way)
     for way in ways:

@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -22,17 +22,18 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from unisono import _host_draws
+from unisono._capture import direct
+from unisono._capture.arrays import MAKING, DrawnArray, taking
+from unisono._capture.expressions import Expression
+from unisono._capture.followed import FollowedNumber
 from unisono._capture.generators import Generators
 from unisono._capture.given import Given, plainly
+from unisono._capture.number import Number
 from unisono._capture.outside import names_loaded
 from unisono._capture.paths import Missing, names_of
-from unisono._capture.places import user_line
 from unisono._capture.record import Recorder
 from unisono._capture.scalars import settled
-from unisono.errors import StepError
 
-#: Functions of PyTorch's that make a tensor of an array.
-_MAKING = ("tensor", "as_tensor", "asarray", "from_numpy")
 #: What makes of a function more than one of its arguments and of a generator: other generators, their seeds, files, settings.
 _OTHERWISE = frozenset(
     (
@@ -46,48 +47,21 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-class DrawnArray:
-    """Stands for an array that is drawn at each step.
+class Numbers(Protocol):
+    """Who gives what stands for numbers."""
 
-    Attributes:
-        tensor: the same in the graph.
-        shape: its shape.
-        ndim: how many dimensions it has.
-        size: how many entries it has.
-        dtype: NumPy's type of these.
-    """
+    def drawn(self, tensor: torch.Tensor, name: str) -> Number:
+        """What stands for the number in a tensor, which a function draws."""
+        ...
 
-    def __init__(self, tensor: torch.Tensor, like: Any, name: str) -> None:
-        """Takes the tensor in the graph, an array like it, and the name of the function that gives it."""
-        self.tensor, self._name = tensor, name
-        self.shape, self.ndim, self.size, self.dtype = like.shape, like.ndim, like.size, like.dtype
-
-    def __len__(self) -> int:
-        return len(self.tensor)
-
-    def _refused(self, *_arguments: Any, **_named: Any) -> Any:
-        raise StepError(
-            f"the step computes with the array that `{self._name}` draws",
-            code="U0119",
-            place=user_line(),
-            cause="the step's Python code runs once, while the step is captured, and the array is another one at each call",
-            hint="make a tensor of it first (`torch.tensor(array)`), and compute with that; or draw with torch (`torch.rand`)",
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._refused()
-
-    __bool__ = __iter__ = __getitem__ = __setitem__ = __array__ = __float__ = __int__ = __index__ = __eq__ = _refused  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __invert__ = _refused
-    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __neg__ = __abs__ = __contains__ = _refused
-    __hash__ = None  # type: ignore[assignment]
+    def scalar(self, expression: Expression) -> torch.Tensor | None:
+        """The tensor without dimensions that stands for a number; ``None`` where it can only be taken for granted."""
+        ...
 
 
 @contextlib.contextmanager
 def standing_in(
-    functions: Iterable[Any], model: nn.Module | None, generators: Generators, given: Given
+    functions: Iterable[Any], model: nn.Module | None, generators: Generators, given: Given, numbers: Numbers
 ) -> Iterator[None]:
     """Lets functions that draw be operations, where a module of the model or of the step's functions has them under a name.
 
@@ -96,17 +70,18 @@ def standing_in(
         model: the model.
         generators: whose states these draw from.
         given: gives values of the tensors of the call, as far as they are there.
+        numbers: gives what stands for numbers that are drawn.
     """
+    functions, calls = [*functions], Calls(generators, given, numbers)
     with contextlib.ExitStack() as stack:
-        found = False
         for names in _variables(functions, model):
             for name, value in [*names.items()]:
                 source = source_of(value)
                 if source is not None and _host_draws.is_known(source):
-                    stack.enter_context(mock.patch.dict(names, {name: _drawing(value, source, generators, given)}))
-                    found = True
-        for name in _MAKING if found else ():
-            stack.enter_context(mock.patch.object(torch, name, _taking(getattr(torch, name))))
+                    stack.enter_context(mock.patch.dict(names, {name: _drawing(value, source, calls)}))
+        stack.enter_context(direct.standing_in(functions, generators, calls))
+        for name in MAKING:
+            stack.enter_context(mock.patch.object(torch, name, taking(getattr(torch, name))))
         yield
 
 
@@ -158,42 +133,87 @@ def _sources(function: types.FunctionType, met: set[int]) -> set[str] | None:
     return found
 
 
-def _drawing(real: Callable[..., Any], source: str, generators: Generators, given: Given) -> Callable[..., Any]:
+class Calls:
+    """Makes operations of calls that draw."""
+
+    def __init__(self, generators: Generators, given: Given, numbers: Numbers) -> None:
+        """Takes the states of generators, the values of the call, and what gives numbers."""
+        self._generators, self._given, self._numbers = generators, given, numbers
+
+    def call(self, real: Callable[..., Any], name: str, source: str, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Whether a call can be an operation, and what stands for what that gives: a number, or an array of one shape."""
+        args, kwargs = tuple(map(self._argument, args)), {key: self._argument(one) for key, one in kwargs.items()}
+        made = _tried(real, source, args, kwargs, self._given)
+        call = None
+        if made is not None:
+            call = _host_draws.described(source, _name_of(real, source), args, kwargs, made)
+        if call is None:
+            return False, None
+        tensor = self._generators.draw_on_host(source, *call)
+        if not hasattr(made, "shape"):
+            return True, self._numbers.drawn(tensor, name)
+        return True, DrawnArray(tensor, made, name)
+
+    def _argument(self, value: Any) -> Any:
+        """An argument with tensors in the place of numbers that are known when the step is over."""
+        if type(value) is FollowedNumber:
+            return value.mixed()
+        if type(value) is not Number:
+            return settled(value)
+        found = self._numbers.scalar(value.expression)
+        return settled(value) if found is None else _host_draws.NumberIn(found.to(_type_of(value.kind)))
+
+
+def _type_of(kind: type) -> torch.dtype:
+    return torch.int64 if kind is int else torch.float64
+
+
+def _name_of(real: Callable[..., Any], source: str) -> str:
+    """The name by which every rank finds a function: of a module, or of a generator's."""
+    return _host_draws.named(real, real.__module__ if isinstance(real, types.FunctionType) else source)
+
+
+def _drawing(real: Callable[..., Any], source: str, calls: Calls) -> Callable[..., Any]:
     """What is to be in the place of a function that draws."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         if not torch._C._len_torch_dispatch_stack():
             return real(*args, **kwargs)  # it is computed, and not traced
-        args, kwargs = tuple(map(settled, args)), {key: settled(one) for key, one in kwargs.items()}
-        made = _tried(real, source, args, kwargs, given)
-        call = None
-        if made is not None:
-            function = _host_draws.named(real, real.__module__)
-            call = _host_draws.described(source, function, args, kwargs, made)
-        if call is None:
-            return real(*args, **kwargs)
-        return DrawnArray(generators.draw_on_host(source, *call), made, real.__name__)
+        is_known, made = calls.call(real, real.__name__, source, args, kwargs)
+        return made if is_known else real(*args, **kwargs)
 
     return draw
 
 
 def _tried(real: Callable[..., Any], source: str, args: Any, kwargs: Mapping[str, Any], given: Given) -> Any:
-    """An array that a function gives, as one at each step will be; ``None`` where it gives anything else, or changes a tensor."""
+    """A number or an array that a function gives, as at each step; ``None`` where it gives anything else, or changes a tensor."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     examples = {id(one): value for one in tensors if (value := _example(one, given)) is not None}
     if len(examples) < len({*map(id, tensors)}):
         return None
 
     def real_one(value: Any) -> Any:
+        if isinstance(value, _host_draws.NumberIn):
+            return 1 if value.tensor.dtype == torch.int64 else 1.0
         return examples.get(id(value), value)
 
     with plainly(), _host_draws.left_alone(source), contextlib.suppress(Exception):
         before = {key: one.clone() for key, one in examples.items()}
         made = real(*map(real_one, args), **{key: real_one(one) for key, one in kwargs.items()})
-        is_array = type(made) is sys.modules["numpy"].ndarray and made.dtype.kind in "biuf"
-        if is_array and all(torch.equal(before[key], one) for key, one in examples.items()):
-            return made
+        if all(torch.equal(before[key], one) for key, one in examples.items()):
+            return _number_or_array(made)
     return None
+
+
+def _number_or_array(made: Any) -> Any:
+    """What can be a tensor; numbers as Python's own."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(made, numpy.generic):
+        made = made.item()
+    if type(made) is float or (type(made) is int and abs(made) < 1 << 63):
+        return made
+    is_array = numpy is not None and type(made) is numpy.ndarray and made.dtype.kind in "biuf"
+    return made if is_array else None
 
 
 def _example(tensor: torch.Tensor, given: Given) -> torch.Tensor | None:
@@ -206,17 +226,3 @@ def _example(tensor: torch.Tensor, given: Given) -> torch.Tensor | None:
         return None
     with plainly():
         return torch.ones(tensor.shape, dtype=tensor.dtype)
-
-
-def _taking(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes tensors, which takes arrays that are drawn too."""
-
-    def make(data: Any, *more: Any, **named: Any) -> Any:
-        if type(data) is not DrawnArray:
-            return real(data, *more, **named)
-        dtype, device = named.pop("dtype", None), named.pop("device", None)
-        if more or {key for key, one in named.items() if one not in (None, False)}:
-            return data._refused()
-        return data.tensor.clone().to(device=device, dtype=dtype)
-
-    return make

@@ -116,6 +116,15 @@ def places_in(expression: Any) -> set[int]:
     return set[int]().union(*(places_in(part) for part in expression))
 
 
+def values_in(expression: Any) -> set[int]:
+    """The numbers of the tensors that an expression is computed from."""
+    if not isinstance(expression, list | tuple) or (expression and expression[0] == "constant"):
+        return set()
+    if len(expression) == 2 and expression[0] == "value":
+        return {expression[1]}
+    return set[int]().union(*(values_in(part) for part in expression))
+
+
 def _formatted(part: Sequence[Any], read: Read) -> str:
     expression, conversion, style = part
     value = evaluate(expression, read)

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from unisono._capture.functional import result_of
 from unisono._capture.guards import MOST_GUARDS, Choices, Guards
-from unisono._capture.places import read_back
+from unisono._capture.places import read_back, too_many_choices
 
 _COPY, _WHERE = torch.ops.aten.copy_.default, torch.ops.aten.where.self
 #: A step that asks more than this in a row, beside what only ends it, is refused.
@@ -43,8 +43,10 @@ class Questions:
     def decide(self, value: torch.Tensor, place: str | None) -> bool:
         """Answers a question."""
         number = len(self.asked)
-        if number >= MOST_QUESTIONS + MOST_GUARDS or value.numel() != 1:
+        if value.numel() != 1:
             raise read_back(place)
+        if number >= MOST_QUESTIONS + MOST_GUARDS:
+            raise too_many_choices(place)
         answer = self.answers[number] if number < len(self.answers) else self.guards.answer(self.choices(), place)
         self.asked.append((value.detach().reshape(()) != 0, place))
         self.given.append(answer)

@@ -138,11 +138,24 @@ class Generators:
 
     def draw_on_host(self, source: str, call: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """What a function gives that draws from a generator of the process; see :mod:`unisono._host_draws`."""
+        made, after = torch.ops.unisono.draw_on_host.default(self.state_on_host(source), call, operands)
+        self.go_on_from(source, after)
+        return made
+
+    def draws_on_host(self, source: str) -> bool:
+        """Whether the step draws from a generator of the process by operations."""
+        return ((SOURCE, source),) in self._of_process
+
+    def state_on_host(self, source: str) -> torch.Tensor:
+        """The state of a generator of the process at this point of the trace."""
         path = ((SOURCE, source),)
         if path not in self._of_process:
             self._of_process[path] = _host_draws.SOURCES[source].get_state()
-        made, self._of_process[path] = torch.ops.unisono.draw_on_host.default(self._of_process[path], call, operands)
-        return made
+        return self._of_process[path]
+
+    def go_on_from(self, source: str, state: torch.Tensor) -> None:
+        """Takes another state for the one at this point of the trace."""
+        self._of_process[(SOURCE, source),] = state
 
 
 def _stand_in(generator: torch.Generator, path: Path, state: torch.Tensor | None) -> _StandIn:

@@ -337,15 +337,48 @@ def _is_within(folder: str) -> bool:
     return frame is not None
 
 
+def too_many_choices(place: str | None) -> StepError:
+    """The error for a step that chooses by values more often in a row than can be captured."""
+    hint = (
+        "compute both and use `torch.where`, or multiply by what decides: `x + f(x) * (torch.rand(()) < p)` instead of "
+        "`if random.random() < p: x = x + f(x)`"
+    )
+    return StepError(
+        "the step chooses by the value of a tensor, or by a number that it draws, more than three times in a row",
+        code="U0101",
+        place=place,
+        cause="the step is captured once, before there is any data, with all ways that it may take; each choice doubles these",
+        hint=_of_distributions() or hint,
+    )
+
+
+def drawn_number(name: str, place: str | None) -> StepError:
+    """The error for a step that does with a number that a function draws what a graph cannot say."""
+    return StepError(
+        f"the step goes on with a number that `{name}` draws as a graph cannot",
+        code="U0119",
+        place=place,
+        cause="the step is captured once, and the number is another one at each call: it can be computed with, beside tensors too, and "
+        "chosen by a few times; it cannot be a size",
+        hint="multiply by what is drawn instead of choosing (`x + f(x) * (torch.rand(()) < p)`), use a mask instead of a slice, or draw "
+        "outside of the step and pass a number",
+    )
+
+
 def read_back(place: str | None) -> StepError:
     """The error for a step that does with the value of a tensor what a graph cannot say."""
     hint = "keep the value as a tensor: use `torch.where` for a choice, `index_select` for an index, and return it to use it outside"
-    if _is_within(os.path.join("torch", "distributions")):
-        hint = "make the distribution with `validate_args=False`: it reads its parameters to check them"
     return StepError(
         "the step reads the value of a tensor (`.item()`, `float(t)`, `if t:`, ...) and goes on with it",
         code="U0101",
         place=place,
         cause="the step is captured once as a graph, before there is any data; what is read can be shown, returned and computed with",
-        hint=hint,
+        hint=_of_distributions() or hint,
     )
+
+
+def _of_distributions() -> str | None:
+    """What to do where a distribution of PyTorch's reads values."""
+    if not _is_within(os.path.join("torch", "distributions")):
+        return None
+    return "make the distribution with `validate_args=False`: it reads its parameters to check them"

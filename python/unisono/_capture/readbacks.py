@@ -24,11 +24,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture import scalars
+from unisono._capture.arrays import indexed_by
 from unisono._capture.compared import MOST_ENTRIES
 from unisono._capture.computed import extremes, standing_in
 from unisono._capture.counting import TOKEN, Counting, require_known_keys
 from unisono._capture.effects import Effect, Later
-from unisono._capture.expressions import Expression, places_in
+from unisono._capture.expressions import Expression, places_in, values_in
 from unisono._capture.followed import FollowedNumber
 from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
@@ -36,7 +37,7 @@ from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.named import standing
 from unisono._capture.number import LaterText, Number
-from unisono._capture.places import is_the_users, read_back, user_frame, user_line, user_lines
+from unisono._capture.places import drawn_number, is_the_users, read_back, user_frame, user_line, user_lines
 from unisono._capture.record import Recorder
 from unisono._capture.telling import is_within, told_once
 from unisono._capture.texts import ends_there, may_steer
@@ -83,10 +84,14 @@ class Readbacks(TorchFunctionMode):
         self._numbers: dict[tuple[int, int | None], int] = {}
         self._texts: list[tuple[Expression, str, str, str | None]] = []
         self._used: set[int] = set()
+        #: The functions that have drawn what is read, by its position.
+        self._drawn: dict[int, str] = {}
         self._questions, self.counting, self._settings = questions, counting, settings
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
+        if func in _INDEXED:
+            args = (args[0], indexed_by(args[1], self._index_of), *args[2:])
         if scalars.is_among(args) or (kwargs and scalars.is_among((*kwargs.values(),))):
             return scalars.beside(self, getattr(func, "__name__", ""), func, args, kwargs or {})
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
@@ -127,6 +132,11 @@ class Readbacks(TorchFunctionMode):
             raise self._refused(expression, user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
+    def _index_of(self, number: Number) -> Any:
+        """A tensor for a whole number that is drawn."""
+        drawn = number.kind is int and self._drawn_by(number.expression) is not None
+        return self.tensor_of(number.expression).long() if drawn else number
+
     def scalar(self, expression: Expression) -> torch.Tensor | None:
         """The tensor without dimensions that stands for a number; ``None`` where it can only be taken for granted."""
         return self.counting.scalar(expression) if self.counting.knows(expression) else self.tensor_of(expression)
@@ -134,6 +144,12 @@ class Readbacks(TorchFunctionMode):
     def beside(self, name: str, operands: Sequence[Any]) -> Any:
         """What an operator gives of tensors and stand-ins."""
         return scalars.of_operator(self, name, operands)
+
+    def drawn(self, tensor: torch.Tensor, name: str) -> Number:
+        """What stands for the number in a tensor, which a function draws from NumPy's generator or Python's."""
+        made = _item(self, tensor)
+        self._drawn[made.expression[1]] = name
+        return made
 
     def settled(self, expression: Expression, place: str | None) -> Any:
         """What an expression gives, where that is known before the step and can be taken for granted; ``place`` is what needs it."""
@@ -170,7 +186,14 @@ class Readbacks(TorchFunctionMode):
         return [kind, *(self._before(one, chooses=chooses) if isinstance(one, list) else one for one in rest)]
 
     def _refused(self, expression: Expression, place: str | None) -> StepError:
-        return self.counting.refused(expression, user_line()) if places_in(expression) else read_back(place)
+        if places_in(expression):
+            return self.counting.refused(expression, user_line())
+        name = self._drawn_by(expression)
+        return read_back(place) if name is None else drawn_number(name, place)
+
+    def _drawn_by(self, expression: Expression) -> str | None:
+        """A function that has drawn what an expression is computed from."""
+        return next((name for row, name in self._drawn.items() if row in values_in(expression)), None)
 
     def decide_by(self, expression: Expression) -> bool:
         """The answer to a question about what an expression gives."""
@@ -424,6 +447,7 @@ def _close(reads: Readbacks, one: torch.Tensor, other: torch.Tensor, *how: Any, 
 
 _ALIKE = {torch.equal: _equal, torch.Tensor.equal: _equal, torch.allclose: _close, torch.Tensor.allclose: _close}
 _OF_NUMBERS = (torch.Tensor.item, torch.Tensor.__bool__, torch._assert, *_ALIKE)
+_INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 _READS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.item: _item,
     torch.Tensor.tolist: _tolist,

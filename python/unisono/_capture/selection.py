@@ -466,14 +466,19 @@ def _is_number(one: Any) -> bool:
 
 
 def _has_numbers(index: Any) -> bool:
-    """Whether an index has whole numbers in tensors without dimensions, beside slices alone."""
+    """Whether an index has whole numbers in tensors without dimensions, beside slices and Python's numbers alone."""
     parts = index if isinstance(index, tuple) else (index,)
-    return any(map(_is_number, parts)) and all(isinstance(one, slice) or _is_number(one) for one in parts)
+    return any(map(_is_number, parts)) and all(
+        isinstance(one, slice) or type(one) is int or _is_number(one) for one in parts
+    )
 
 
 def _at_numbers(tensor: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor:
     """What is at such an index: PyTorch would read the numbers."""
     for dim in reversed([dim for dim, one in enumerate(index) if not isinstance(one, slice)]):
+        if type(index[dim]) is int:
+            tensor = tensor.select(dim, index[dim])
+            continue
         size, number = tensor.shape[dim], index[dim].to(torch.int64)
         place = torch.where(number < 0, number + size, number).reshape(1).to(tensor.device)
         tensor = tensor.index_select(dim, place).squeeze(dim)

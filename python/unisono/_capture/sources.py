@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import time
@@ -104,6 +105,7 @@ def _modules() -> Iterator[tuple[types.ModuleType, list[str]]]:
 
 
 def _following(real: Callable[..., Any], uses: Uses, source: int) -> Callable[..., Any]:
+    @functools.wraps(real)
     def give(*arguments: Any, **named: Any) -> Any:
         made = real(*arguments, **named)
         return made if is_library(sys._getframe(1).f_code.co_filename) else uses.given(made, source)

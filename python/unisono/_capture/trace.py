@@ -401,7 +401,7 @@ class _Run:
             self.recorder.watched(_Watch(self.origins, draws, self.writes)),
             self.schedules.noting(),
             self.rates.standing_in(),
-            drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given),
+            drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given, self.reads),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
             _modes(assignment.standing_in(), packed.standing_in(self.kept.functions(), self.reads)),
