@@ -212,8 +212,8 @@ def _number_or_array(made: Any) -> Any:
         made = made.item()
     if type(made) is float or (type(made) is int and abs(made) < 1 << 63):
         return made
-    is_array = numpy is not None and type(made) is numpy.ndarray and made.dtype.kind in "biuf"
-    return made if is_array else None
+    is_array = numpy is not None and type(made) is numpy.ndarray
+    return made if is_array and made.dtype.kind in "biuf" else None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _example(tensor: torch.Tensor, given: Given) -> torch.Tensor | None:
