@@ -252,10 +252,6 @@ def test_tensors_are_computed_with_numbers_that_the_step_has_read(use, capsys):
     assert captures_where_all_is_as_in_eager(use, [()] * CALLS, capsys) <= 1 + (use is clips_by_itself)
 
 
-def takes_an_entry(run, loss):
-    return loss * run.x[:, run.model(run.x).sum(0).argmax().item()].sum()
-
-
 def takes_a_slope(run, loss):
     return loss * F.leaky_relu(run.x, run.model(run.x).abs().mean().item()).sum()
 
@@ -264,7 +260,7 @@ def takes_a_size(run, loss):
     return loss * torch.ones((run.model(run.x) > 0).sum().item()).sum()
 
 
-@pytest.mark.parametrize("use", [takes_an_entry, takes_a_slope, takes_a_size])
+@pytest.mark.parametrize("use", [takes_a_slope, takes_a_size])
 def test_a_number_that_is_read_is_refused_where_no_tensor_will_do(use):
     with pytest.raises(StepError, match="reads the value of a tensor") as caught:
         parallel(use)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from unisono._capture.looked_up import span_of
 from unisono._capture.number import Number
 from unisono._capture.places import user_line
 from unisono.errors import StepError
@@ -55,12 +56,12 @@ class DrawnArray:
 
 
 def indexed_by(index: Any, index_of: Callable[[Number], Any]) -> Any:
-    """An index with tensors in the place of arrays, and of numbers for which ``index_of`` gives one."""
+    """An index with tensors in the place of arrays, and of numbers and of beginnings of slices for which ``index_of`` gives one."""
     if type(index) is tuple:
         return tuple(indexed_by(one, index_of) for one in index)
     if type(index) is Number:
         return index_of(index)
-    return index.tensor.clone() if type(index) is DrawnArray else index
+    return index.tensor.clone() if type(index) is DrawnArray else span_of(index, index_of)
 
 
 def taking(real: Callable[..., Any]) -> Callable[..., Any]:

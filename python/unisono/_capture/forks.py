@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from unisono._capture.functional import result_of
 from unisono._capture.guards import MOST_GUARDS, Choices, Guards
-from unisono._capture.places import read_back, too_many_choices
+from unisono._capture.places import drawn_by_choice, read_back, too_many_choices
 
 _COPY, _WHERE = torch.ops.aten.copy_.default, torch.ops.aten.where.self
 #: A step that asks more than this in a row, beside what only ends it, is refused.
@@ -171,7 +171,7 @@ class _Results:
             elif node.op == "call_function":
                 self._here[node] = self._call(node)
         if self._drawn != len(into.draws):
-            raise read_back(way.places[0])
+            raise drawn_by_choice(way.places[0])
         outputs = [self._here[node] for node in way.graph.graph.output_node().args[0]]  # type: ignore[union-attr, index]
         count = len(outputs) - len(way.replaced)
         self.outputs = outputs[:count]
@@ -191,7 +191,7 @@ class _Results:
         if self._first:
             draws.append(self._into.add(node.target, args, kwargs, node.meta))
         elif self._drawn >= len(draws) or draws[self._drawn].target is not node.target:
-            raise read_back(self.way.places[0])
+            raise drawn_by_choice(self.way.places[0])
         self._drawn += 1
         return draws[self._drawn - 1]
 

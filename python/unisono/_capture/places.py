@@ -352,6 +352,17 @@ def too_many_choices(place: str | None) -> StepError:
     )
 
 
+def drawn_by_choice(place: str | None) -> StepError:
+    """The error for a step that chooses by a value how many random numbers it draws."""
+    return StepError(
+        "the step chooses by the value of a tensor which random numbers it draws (dropout, `torch.rand`, ..)",
+        code="U0101",
+        place=place,
+        cause="all ways that the step may take are computed, and the generator would be left as all of them leave it",
+        hint="draw before the choice, in the same way whatever it is, and use `torch.where`; or choose outside of the step",
+    )
+
+
 def drawn_number(name: str, place: str | None) -> StepError:
     """The error for a step that does with a number that a function draws what a graph cannot say."""
     return StepError(

@@ -35,6 +35,7 @@ from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
+from unisono._capture.looked_up import LookedUp, is_a_place
 from unisono._capture.named import standing
 from unisono._capture.number import LaterText, Number
 from unisono._capture.places import drawn_number, is_the_users, read_back, user_frame, user_line, user_lines
@@ -65,6 +66,7 @@ class Readbacks(TorchFunctionMode):
         tensors: the tensors that are read.
         clocks: how clocks are read, each time with how many operations are before that.
         effects: what is told after each step.
+        looked_up: what is looked up at places that are computed.
     """
 
     def __init__(self, questions: Questions, counting: Counting, settings: Container[int]) -> None:
@@ -84,6 +86,7 @@ class Readbacks(TorchFunctionMode):
         self._numbers: dict[tuple[int, int | None], int] = {}
         self._texts: list[tuple[Expression, str, str, str | None]] = []
         self._used: set[int] = set()
+        self.looked_up = LookedUp()
         #: The functions that have drawn what is read, by its position.
         self._drawn: dict[int, str] = {}
         self._questions, self.counting, self._settings = questions, counting, settings
@@ -91,12 +94,26 @@ class Readbacks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
         if func in _INDEXED:
-            args = (args[0], indexed_by(args[1], self._index_of), *args[2:])
+            return self._indexed(func, *args)
         if scalars.is_among(args) or (kwargs and scalars.is_among((*kwargs.values(),))):
             return scalars.beside(self, getattr(func, "__name__", ""), func, args, kwargs or {})
         if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
             return _READS[func](self, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    def _indexed(self, func: Any, tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        """Looks up, or writes, what is at an index."""
+        found = indexed_by(index, self._index_of)
+        if value and type(value[0]) is Number and (number := self.scalar(value[0].expression)) is not None:
+            value = (number.to(tensor.device, tensor.dtype),)
+        if scalars.is_among((found, *value)):
+            return scalars.beside(self, func.__name__, func, (tensor, found, *value), {})
+        if value:
+            self.looked_up.note_put_back(tensor, index, value[0])
+        made = func(tensor, found, *value)
+        if not value and isinstance(tensor, FakeTensor) and is_a_place(found):
+            self.looked_up.note(made, tensor, index)
+        return made
 
     def decide(self, value: torch.Tensor) -> bool:
         """The answer to a question about a value, in the way through the step that is traced."""
@@ -133,9 +150,11 @@ class Readbacks(TorchFunctionMode):
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
 
     def _index_of(self, number: Number) -> Any:
-        """A tensor for a whole number that is drawn."""
-        drawn = number.kind is int and self._drawn_by(number.expression) is not None
-        return self.tensor_of(number.expression).long() if drawn else number
+        """A tensor for a whole number that is not known before the step."""
+        expression = self._before(number.expression)
+        if number.kind is not int or self.counting.knows(expression) or not values_in(expression):
+            return number
+        return self.tensor_of(expression).long().reshape(())
 
     def scalar(self, expression: Expression) -> torch.Tensor | None:
         """The tensor without dimensions that stands for a number; ``None`` where it can only be taken for granted."""

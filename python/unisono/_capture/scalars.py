@@ -39,6 +39,8 @@ _BOUND = ("clamp_min", "clamp_min_", "clamp_max", "clamp_max_")
 #: Those in which a number stands at some places.
 _CHOOSING = ("where", "masked_fill", "masked_fill_")
 _FILLING = ("fill_", "full", "full_like", "tensor")
+#: Functions of PyTorch's in Python that do no more with a number than to compute with it beside tensors.
+_OF_FUNCTIONS = ("gumbel_softmax",)
 #: Functions that take numbers only.
 _SETTLED = (
     "view", "reshape", "expand", "repeat", "narrow", "select", "split", "chunk", "roll", "topk", "repeat_interleave", "unsqueeze",
@@ -66,6 +68,8 @@ def beside(scalars: Scalars, name: str, real: Callable[..., Any], args: Sequence
     name = name if name in _IN_PLACE else name.removeprefix("__").removesuffix("__")
     if name in _EACH:
         return _of_each(name, args, kwargs)
+    if name in _OF_FUNCTIONS:
+        return real(*args, **kwargs)
     among = args[1:] if name == "where" else args
     first = next((one for one in among if isinstance(one, torch.Tensor)), None)
     with contextlib.suppress(_Settled):

@@ -14,11 +14,10 @@ from typing import Any, cast
 import torch
 import torch.fx
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture.alignments import to_the_left
-from unisono._capture.known import follows_from_constants
+from unisono._capture.looked_up import is_a_place, looked_up, put
 from unisono._capture.places import INSTEAD_OF_SELECTING, user_line
 from unisono._capture.record import Recorder
 from unisono._capture.scattered import SCATTERS, scattered
@@ -422,8 +421,8 @@ class Selections(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function."""
         kwargs = kwargs or {}
-        if func is torch.Tensor.__getitem__ and isinstance(args[0], torch.Tensor) and _has_numbers(args[1]):
-            return _at_numbers(args[0], args[1] if isinstance(args[1], tuple) else (args[1],))
+        if func in _BY_INDEX and isinstance(args[0], torch.Tensor) and is_a_place(args[1]):
+            return looked_up(*args) if func is torch.Tensor.__getitem__ else put(*args)
         if func in _BY_INDEX and isinstance(args[1], tuple):
             args = (args[0], _without_whole_dims(args[1], args[0]), *args[2:])
         if func in _BY_INDEX and self._sized.selects(args[1]):
@@ -458,32 +457,6 @@ class Selections(TorchFunctionMode):
             raise selected.refused("__setitem__")
         new = rows.reshape(*mask.shape, *rows.shape[1:]).to(tensor.dtype)
         tensor.copy_(torch.where(_over(mask, tensor), new, tensor))
-
-
-def _is_number(one: Any) -> bool:
-    whole = type(one) is FakeTensor and one.dim() == 0 and one.dtype != torch.bool
-    return whole and not (one.is_floating_point() or one.is_complex()) and not follows_from_constants(one)
-
-
-def _has_numbers(index: Any) -> bool:
-    """Whether an index has whole numbers in tensors without dimensions, beside slices and Python's numbers alone."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(map(_is_number, parts)) and all(
-        isinstance(one, slice) or type(one) is int or _is_number(one) for one in parts
-    )
-
-
-def _at_numbers(tensor: torch.Tensor, index: tuple[Any, ...]) -> torch.Tensor:
-    """What is at such an index: PyTorch would read the numbers."""
-    for dim in reversed([dim for dim, one in enumerate(index) if not isinstance(one, slice)]):
-        if type(index[dim]) is int:
-            tensor = tensor.select(dim, index[dim])
-            continue
-        size, number = tensor.shape[dim], index[dim].to(torch.int64)
-        place = torch.where(number < 0, number + size, number).reshape(1).to(tensor.device)
-        tensor = tensor.index_select(dim, place).squeeze(dim)
-    slices = tuple(one for one in index if isinstance(one, slice))
-    return tensor[slices] if slices else tensor
 
 
 def _over(mask: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -49,6 +49,7 @@ from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
 from unisono._capture.known import writers
+from unisono._capture.looked_up import LookedUp
 from unisono._capture.masks import Masks
 from unisono._capture.number import Number, is_of_numbers
 from unisono._capture.optimizer import (
@@ -327,6 +328,7 @@ class _Run:
             left_anew = [*counts.expressions(), *(expression for _, expression in rates)]
             self.kept.read_too_early([*numbers.values(), *self.reads.shown(), *left_anew])
             self.reads.require_all_used()
+            self.reads.looked_up.require_put_back()
         held = [p for p, gradient in zip(self.stale, stale, strict=True) if fakes[p].grad is gradient]
         self.traced = Traced(
             graph=torch.fx.GraphModule({}, torch.fx.Graph()),
@@ -398,7 +400,7 @@ class _Run:
             draws.drawing(),
             self.generators.standing_in(),
             self.averages.noting(),
-            self.recorder.watched(_Watch(self.origins, draws, self.writes)),
+            self.recorder.watched(_Watch(self.origins, draws, self.writes, self.reads.looked_up)),
             self.schedules.noting(),
             self.rates.standing_in(),
             drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given, self.reads),
@@ -528,11 +530,12 @@ class _Run:
 class _Watch(Watch):
     """Lets operations of the step run with their origins, and under the modes that want them."""
 
-    def __init__(self, origins: OriginTracker, draws: Draws, writes: Writes) -> None:
-        self._draws, self._writes, self._rewrites = draws, writes, Rewrites()
+    def __init__(self, origins: OriginTracker, draws: Draws, writes: Writes, looked_up: LookedUp) -> None:
+        self._draws, self._writes, self._rewrites, self._looked_up = draws, writes, Rewrites(), looked_up
         self.run = origins.run
 
     def wants(self, func: Any, args: Any, kwargs: Any, written: tuple[int, ...]) -> bool:
+        self._looked_up.note_written(args, written)
         return Rewrites.wants(func) or Writes.wants(args, written) or self._draws.wants(func, (args, kwargs))
 
     def instead(self) -> contextlib.AbstractContextManager[None]:
