@@ -16,7 +16,7 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono._capture import alignments, scaling
+from unisono._capture import alignments, scaling, spectra
 from unisono._capture.settings import Comparisons
 
 #: Fused optimizer kernels, which take one list entry per parameter, with the functional operation and the positions of the arguments
@@ -201,11 +201,17 @@ def _single_operation(name: str, overload: str) -> Any:
     return None
 
 
+#: What stands for functions of PyTorch's: it is given these, and their arguments.
+_INSTEAD = dict.fromkeys(alignments.FUNCTIONS, alignments.by_tensors) | dict.fromkeys(
+    spectra.FUNCTIONS, spectra.of_windows
+)
+
+
 class LiveScalars(TorchFunctionMode):
     """Lets a tensor stand where PyTorch wants a number: as the factor of an addition (``p.add_(g, alpha=-lr)``), and where settings decide.
 
     The learning rate is such a tensor while a step is traced, so that it stays an input. As in PyTorch's own kernels, nothing is rounded
-    to a half-precision type but the result. And where PyTorch takes lists of numbers, too.
+    to a half-precision type but the result. And lets other functions stand for some.
     """
 
     def __init__(self, comparisons: Comparisons) -> None:
@@ -216,8 +222,8 @@ class LiveScalars(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, its factor multiplied in where it is a tensor."""
         kwargs = kwargs or {}
-        if func in alignments.FUNCTIONS:
-            return alignments.by_tensors(func, *args, **kwargs)
+        if func in _INSTEAD:
+            return _INSTEAD[func](func, *args, **kwargs)
         answer = self._comparisons.answer(getattr(func, "__name__", ""), args)
         if answer is not None:
             return answer
