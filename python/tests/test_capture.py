@@ -258,7 +258,7 @@ def test_gradients_that_earlier_steps_left_to_parameters_of_nobodys_are_refused(
     ("line", "says"),
     [
         ("math.gcd(int(loss.item()), 2)", "reads the value of a tensor"),
-        ("x[: int(loss.item())]", "reads the value of a tensor"),
+        ("x[: int(loss.item())].sum()", "does more with a part of a tensor"),
         ("[bool(loss > bound) for bound in range(4)]", "chooses by the value of a tensor"),
         ("model(x)[x > 3].max()", "depends on data"),
         ("torch.nonzero(x)", "depends on data"),

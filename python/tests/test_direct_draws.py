@@ -98,6 +98,27 @@ def a_state_that_is_set_again(model, x, y):
     return F.cross_entropy(model(x * (first + random.random())), y)
 
 
+@case
+def a_box_of_another_sample(model, x, y):
+    share, order, width = np.random.beta(1.0, 1.0), torch.randperm(len(x)), x.size(1)
+    half, middle = int(width * np.sqrt(1.0 - share)) // 2, np.random.randint(width)
+    first, last = np.clip(middle - half, 0, width), np.clip(middle + half, 0, width)
+    x = x.clone()
+    x[:, first:last] = x[order, first:last]
+    share = 1 - (last - first) / width
+    logits = model(x)
+    return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
+
+
+@case
+def boxes_that_are_erased(model, x, y):
+    x, first = x.clone(), random.randint(-3, 4)
+    x[1:, first : random.randint(2, 6)] = 0
+    image = x.view(-1, 2, 3)
+    image[:, : random.randint(0, 2), random.randint(0, 2) :] = random.random()
+    return F.cross_entropy(model(x), y)
+
+
 def more_than(bound: float) -> float:
     while True:
         drawn = np.random.beta(0.5, 0.5)
@@ -155,7 +176,7 @@ def test_what_is_drawn_is_shown_behind_the_step(capsys):
 @pytest.mark.parametrize(
     ("use", "says", "hint"),
     [
-        (lambda x: x[: random.randint(1, 3)], "a number that `random.randint` draws", "mask instead of a slice"),
+        (lambda x: x[: random.randint(1, 3)], "between bounds that it computes or draws", "a mask over the whole"),
         (lambda x: x.expand(np.random.randint(2, 5), -1, -1), "`numpy.random.randint` draws", "outside of the step"),
         (lambda x: sum(x * n for n in range(5) if random.random() < 0.5), "more than three times in a row", "where"),
         (lambda x: x * random.random() + shuffled()[0], "draws by `random.shuffle`", "outside of the step"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from unisono._capture.bounds import bounds_of
 from unisono._capture.looked_up import span_of
 from unisono._capture.number import Number
 from unisono._capture.places import user_line
@@ -61,7 +62,7 @@ def indexed_by(index: Any, index_of: Callable[[Number], Any]) -> Any:
         return tuple(indexed_by(one, index_of) for one in index)
     if type(index) is Number:
         return index_of(index)
-    return index.tensor.clone() if type(index) is DrawnArray else span_of(index, index_of)
+    return index.tensor.clone() if type(index) is DrawnArray else bounds_of(span_of(index, index_of), index_of)
 
 
 def taking(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,7 +37,10 @@ _NUMPY = (
     "round",
     "minimum",
     "maximum",
+    "clip",
 )
+#: The one of them that takes bounds beside a number.
+CLIP = "numpy.clip"
 _STAND_INS = (Number, FollowedNumber)
 
 

@@ -194,7 +194,8 @@ def _kind_of(name: str, operands: Sequence[Any]) -> type:
 
 def _class_of(function: Callable[..., Any], operands: Sequence[Any]) -> type:
     try:
-        return type(function(*(one.kind(1) if type(one) is Number else plain(one) for one in operands)))
+        made = function(*(one.kind(1) if type(one) is Number else plain(one) for one in operands))
+        return type(made.item() if hasattr(made, "item") else made)  # NumPy has classes of its own
     except (ArithmeticError, ValueError):
         return float
 

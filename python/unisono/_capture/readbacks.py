@@ -23,10 +23,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from unisono._capture import scalars
+from unisono._capture import bounds, scalars
 from unisono._capture.arrays import indexed_by
 from unisono._capture.compared import MOST_ENTRIES
-from unisono._capture.computed import extremes, standing_in
+from unisono._capture.computed import CLIP, extremes, standing_in
 from unisono._capture.counting import TOKEN, Counting, require_known_keys
 from unisono._capture.effects import Effect, Later
 from unisono._capture.expressions import Expression, places_in, values_in
@@ -106,6 +106,8 @@ class Readbacks(TorchFunctionMode):
         found = indexed_by(index, self._index_of)
         if value and type(value[0]) is Number and (number := self.scalar(value[0].expression)) is not None:
             value = (number.to(tensor.device, tensor.dtype),)
+        if bounds.has_bounds(found):
+            return bounds.put(tensor, found, *value) if value else bounds.Part(tensor, found)
         if scalars.is_among((found, *value)):
             return scalars.beside(self, func.__name__, func, (tensor, found, *value), {})
         if value:
@@ -140,11 +142,8 @@ class Readbacks(TorchFunctionMode):
         if kind in ("int", "round") and len(rest) == 1:
             return self.tensor_of(rest[0]).trunc() if kind == "int" else self.tensor_of(rest[0]).round()
         if kind == "call" and (same := _same_of_tensors(rest[0])) is not None:
-            return (
-                functools.reduce(same, map(self.tensor_of, rest[1:]))
-                if len(rest) > 2
-                else same(self.tensor_of(rest[1]))
-            )
+            given = [*map(self.tensor_of, rest[1:])]
+            return functools.reduce(same, given) if len(given) > 1 and rest[0] != CLIP else same(*given)
         if kind == "place" or not hasattr(operator, kind):
             raise self._refused(expression, user_line())
         return getattr(operator, kind)(*(self.tensor_of(one) for one in rest))
@@ -400,6 +399,8 @@ def _globals_with(functions: Iterable[Any], names: Iterable[str]) -> Iterator[tu
 def _same_of_tensors(name: str) -> Callable[..., torch.Tensor] | None:
     """PyTorch's function for one of Python's or NumPy's, by its name with that of its module."""
     module, _, own = name.rpartition(".")
+    if name == CLIP:
+        return lambda one, low, high: torch.minimum(torch.maximum(one, low), high)
     if module == "builtins":  # which keeps the first one beside what is not a number
         return lambda one, other: torch.where(other < one if own == "min" else other > one, other, one)
     return getattr(torch, {"fabs": "abs", "pow": "pow"}.get(own, own), None)
