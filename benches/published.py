@@ -3,13 +3,13 @@
     python benches/published.py [PART OF A RUN'S ID]
 
 Each model is captured at its real size, of parameters on `meta`: f32 parameters that are cast to bf16 where they are used, fused AdamW,
-clipping, and blocks checkpointed as the run did. The plan is pinned to the run's: its mesh and micro-batches, the batch over the data
-axis, sharded state, and along a tensor axis products by features and the sequence sharded between blocks. What a framework does otherwise
-than the program that is captured is said row by row: whether its operations are compiled, which kernel attention is, whether collectives
-along the tensor axis pass behind pieces of products, or copy. Of all that a preset says one number is fitted for each device: what part of
-the rates of products and attention is reached. It is fitted once more to every other run, and what that says of those between is printed
-last. With `--free` the same global batch is planned on the same devices freely, on the run's mesh, within the device's memory, under the
-same number.
+clipping, dropout where the model has it, and blocks checkpointed as the run did. The plan is pinned to the run's: its mesh and
+micro-batches, the batch over the data axis, sharded state, and along a tensor axis products by features and the sequence sharded between
+blocks, unless the run did not. What a framework does otherwise than the program that is captured is said row by row: whether its
+operations are compiled, which kernel attention is, whether collectives along the tensor axis pass behind pieces of products, or copy. Of
+all that a preset says one number is fitted for each device: what part of the rates of products and attention is reached. It is fitted once
+more to every other run, and what that says of those between is printed last. With `--free` the same global batch is planned on the same
+devices freely, on the run's mesh, within the device's memory, under the same number.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Run:
             "batch_first": False,
             "whole_heads": False,
             "plain_loss": False,
+            "step_s": None,
+            "whole_sequence": False,
             "reduces_wide": False,
             "state": "sharded",
         }
@@ -115,7 +117,7 @@ class Run:
 
     @property
     def published_s(self) -> float:
-        return self.sequences * self.sequence / (self.tokens * self.ranks)
+        return self.step_s or self.sequences * self.sequence / (self.tokens * self.ranks)
 
     def plan(self, share: float, *, fuse: bool, **settings: Any) -> Plan:
         """A plan on the run's mesh."""
@@ -152,7 +154,7 @@ class Run:
         if self.tensor == 1:
             return pins
         pins["batch.*"] = sharded | {"tensor": "replicate"}
-        pins["outputs.blocks.*"] = {"tensor": "shard(1)"}
+        pins["outputs.blocks.*"] = {"tensor": "replicate" if self.whole_sequence else "shard(1)"}
         # With the batch whole along the tensor axis, products use weights as they are stored there: columns, then rows. Along the data
         # axis, which is the outer one, the other dimension is stored in parts, or heads would be dealt out in blocks.
         for dim, names in enumerate((("q", "k", "v", "gate", "up", "head", "embedding"), ("o", "down"))):
@@ -263,7 +265,9 @@ def loss_s(figures: dict[str, Any]) -> float:
 
 def run_of(given: dict[str, Any], content: dict[str, Any]) -> Run:
     """A row of the file, with its device and the shape of its model."""
-    computes = {key: given[key] for key in ("recompute", "repeats_keys", "one_norm") if key in given}
+    computes = {
+        key: given[key] for key in ("recompute", "repeats_keys", "one_norm", "written_attention") if key in given
+    }
     shape = Shape(**content["models"][given["model"]], narrow=given["precision"] == "fp8", **computes)
     return Run(given, content["devices"][given["device"]], shape)
 
@@ -330,7 +334,8 @@ def main() -> None:
     errors, of_memory, of_others = [], [], {}
     for device, runs in groups.items():
         start = time.process_time()
-        share, fits = fitted([run for run in runs if run.context == run.tensor == run.stages == 1] or runs)
+        whole = [run for run in runs if run.stages == 1]
+        share, fits = fitted([run for run in whole if run.context == run.tensor == 1] or whole or runs)
         of_others |= checked(fits)
         title = f"{content['devices'][device]['title']}, {share:.3f} of the preset's rates"
         print(f"| **{title}** | | | | | | | | {time.process_time() - start:.0f} |", flush=True)

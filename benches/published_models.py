@@ -29,6 +29,8 @@ else:
     import tomli as tomllib
 
 PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten._scaled_mm.default
+#: What part of values GPT drops: the paper's, and NeMo's and Megatron's default.
+DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class Shape:
     """The shape of a decoder, and how its framework computes it.
 
     Attributes:
+        gated: whether blocks are LLaMA's. GPT's have norms of layers, biases, dropout and a perceptron without a gate.
+        positions: how many positions have a learned vector; 0: queries and keys are rotated.
         head_norms: whether each head's queries and keys go through a norm.
         recompute: what of a block runs again in backward: "none", "full", or "selective" (all but attention and every second product).
         narrow: whether products are of 8 bits, but for the head.
         repeats_keys: whether keys and values are repeated for each query's head before attention.
         one_norm: whether a norm is one operation, and not written out.
+        written_attention: whether attention is written out, and what "selective" runs again.
     """
 
     layers: int
@@ -51,12 +56,19 @@ class Shape:
     head: int
     vocabulary: int
     gated: bool = True
+    positions: int = 0
     tied: bool = False
     head_norms: bool = False
     recompute: str = "none"
     narrow: bool = False
     repeats_keys: bool = False
     one_norm: bool = False
+    written_attention: bool = False
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether of a block nothing but attention runs again."""
+        return self.written_attention and self.recompute == "selective"
 
     @property
     def block(self) -> int:
@@ -97,18 +109,20 @@ class NarrowProduct(torch.autograd.Function):
 class Linear(nn.Linear):
     """A product in bf16, or in 8 bits, with weights in f32."""
 
-    def __init__(self, inputs: int, outputs: int, *, narrow: bool = False) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, narrow: bool = False, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
         self.narrow = narrow
         if narrow:
             self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.weight.to(torch.bfloat16)
+        bias = None if self.bias is None else self.bias.to(torch.bfloat16)
         if not self.narrow:
-            return F.linear(x, weight)
+            return F.linear(x, weight, bias)
         made: Any = NarrowProduct.apply(x.flatten(0, -2), weight, self.scale)
-        return made.unflatten(0, x.shape[:-1])
+        made = made.unflatten(0, x.shape[:-1])
+        return made if bias is None else made + bias
 
 
 class Norm(nn.RMSNorm):
@@ -127,8 +141,54 @@ class Norm(nn.RMSNorm):
         return wide.to(torch.bfloat16) * weight
 
 
+class LayerNorm(nn.LayerNorm):
+    """A norm of layers in bf16 with weights in f32."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight.to(torch.bfloat16), self.bias.to(torch.bfloat16)
+        return F.layer_norm(input, self.normalized_shape, weight, bias)
+
+
+def written_attention(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor) -> torch.Tensor:
+    """Causal attention as PyTorch's operations, with a softmax in f32 between products in bf16."""
+    length = q_BHTK.shape[2]
+    scores = q_BHTK @ k_BHTK.transpose(2, 3) * q_BHTK.shape[3] ** -0.5
+    later = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+    weights = scores.masked_fill(later, float("-inf")).softmax(-1, dtype=torch.float32)
+    return F.dropout(weights.to(torch.bfloat16), DROPOUT) @ v_BHTK
+
+
+class GptBlock(nn.Module):
+    """GPT's block: biases, dropout, and a perceptron of two products."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, width = shape, shape.width
+        product = functools.partial(Linear, narrow=shape.narrow, bias=True)
+        self.norm_in, self.norm_mlp = LayerNorm(width), LayerNorm(width)
+        self.q, self.k, self.v = (product(width, shape.heads * shape.head) for _ in range(3))
+        self.o = product(shape.heads * shape.head, width)
+        self.up, self.down = product(width, shape.hidden), product(shape.hidden, width)
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if not self.shape.written_attention:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.shape.recompute == "selective":
+            mixed: Any = checkpoint(written_attention, q, k, v, use_reentrant=False)
+            return mixed
+        return written_attention(q, k, v)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        y, head = self.norm_in(x_BTD), self.shape.head
+        q, k, v = (product(y).unflatten(-1, (-1, head)).transpose(1, 2) for product in (self.q, self.k, self.v))
+        mixed = self.attention(q, k, v).transpose(1, 2).flatten(2)
+        x_BTD = x_BTD + F.dropout(self.o(mixed), DROPOUT)
+        hidden = F.gelu(self.up(self.norm_mlp(x_BTD)), approximate="tanh")
+        return x_BTD + F.dropout(self.down(hidden), DROPOUT)
+
+
 class Block(nn.Module):
-    """Attention with grouped queries and rotated positions, and a perceptron."""
+    """LLaMA's block: attention with grouped queries and rotated positions, and a perceptron with a gate."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -138,8 +198,8 @@ class Block(nn.Module):
         self.q = product(width, shape.heads * shape.head)
         self.k, self.v = (product(width, shape.key_heads * shape.head) for _ in range(2))
         self.o = product(shape.heads * shape.head, width)
-        self.up, self.down = product(width, shape.hidden), product(shape.hidden, width)
-        self.gate = product(width, shape.hidden) if shape.gated else None
+        self.gate, self.up = product(width, shape.hidden), product(width, shape.hidden)
+        self.down = product(shape.hidden, width)
         if shape.head_norms:
             self.norm_q, self.norm_k = (Norm(shape.head, is_one=shape.one_norm) for _ in range(2))
 
@@ -156,8 +216,6 @@ class Block(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped and not shape.repeats_keys)
         x_BTD = x_BTD + self.o(mixed.transpose(1, 2).flatten(2))
         y = self.norm_mlp(x_BTD)
-        if self.gate is None:
-            return x_BTD + self.down(F.gelu(self.up(y)))
         gate, up = self.gate(y), self.up(y)
         return x_BTD + self.down(F.silu(gate) * up)
 
@@ -182,23 +240,32 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm, self.head = Norm(shape.width, is_one=shape.one_norm), Linear(shape.width, shape.vocabulary)
+        self.positions = nn.Embedding(shape.positions, shape.width) if shape.positions else None
+        self.blocks = nn.ModuleList((Block if shape.gated else GptBlock)(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape.width, is_one=shape.one_norm) if shape.gated else LayerNorm(shape.width)
+        self.head = Linear(shape.width, shape.vocabulary)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self.embedding(tokens_BT).to(torch.bfloat16)
-        rates = 5e5 ** (-torch.arange(0, self.shape.head, 2, device=x_BTD.device).float() / self.shape.head)
-        angles = torch.outer(torch.arange(tokens_BT.shape[1], device=x_BTD.device).float(), rates).repeat(1, 2)
-        cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
-        contexts = {"context_fn": selective} if self.shape.recompute == "selective" else {}
-        run: Callable[..., torch.Tensor] = Block.__call__
-        if self.shape.recompute != "none":
+        x_BTD, extra = self.placed(tokens_BT)
+        run: Callable[..., torch.Tensor] = nn.Module.__call__
+        if self.shape.recompute != "none" and not self.shape.keeps_blocks:
+            contexts = {"context_fn": selective} if self.shape.recompute == "selective" else {}
             run = functools.partial(checkpoint, use_reentrant=False, **contexts)
         for block in self.blocks:
-            x_BTD = run(block, x_BTD, cos, sin)
+            x_BTD = run(block, x_BTD, *extra)
         return self.head(self.norm(x_BTD))
+
+    def placed(self, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Vectors of the tokens, and what blocks rotate queries and keys by, if they do."""
+        x_BTD = self.embedding(tokens_BT)
+        place = torch.arange(tokens_BT.shape[1], device=x_BTD.device)
+        if self.positions is not None:
+            return F.dropout((x_BTD + self.positions(place)).to(torch.bfloat16), DROPOUT), ()
+        rates = 5e5 ** (-torch.arange(0, self.shape.head, 2, device=x_BTD.device).float() / self.shape.head)
+        angles = torch.outer(place.float(), rates).repeat(1, 2)
+        return x_BTD.to(torch.bfloat16), (angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16))
 
 
 @functools.cache
@@ -208,7 +275,8 @@ def captured(shape: Shape, sequences: int, length: int, device: str) -> StepGrap
         model, tokens = Decoder(shape), torch.zeros(sequences, length, dtype=torch.int64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     step = real_sizes.make_step(model, optimizer)
-    return unisono.capture(step, model=model, optimizer=optimizer, example=(tokens, tokens), device=device)
+    example = (tokens, tokens)
+    return unisono.capture(step, model=model, optimizer=optimizer, example=example, device=device, rng="counter")
 
 
 def main() -> None:
