@@ -191,7 +191,9 @@ def test_a_pin_of_what_a_module_gives_binds_no_mask_that_others_make_too():
         return loss
 
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=(x,))
-    heads = {f"params.*.{name}.weight": {"a": "shard(0)"} for name in "qkv"} | {"params.*.out.weight": {"a": "shard(1)"}}
+    heads = {f"params.*.{name}.weight": {"a": "shard(0)"} for name in "qkv"} | {
+        "params.*.out.weight": {"a": "shard(1)"}
+    }
     pins = {"batch.*": {"a": "replicate"}, "outputs.*": {"a": "shard(1)"}, **heads}
     made, _ = planned(graph, flops="1e10", pins=pins)
     # Attention is by heads in both; a mask that is read by positions would have the second one's scores sharded by positions too.
