@@ -223,6 +223,12 @@ def test_what_is_another_at_each_call_is_refused_at_its_line(factor):
     assert "at each call" in refused(Trainer(factor, OTHERS[factor]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_entry_that_is_chosen_is_refused_whichever_it_is(seed):
+    random.seed(seed)
+    assert "at each call" in refused(Trainer(an_entry_that_is_chosen, None))
+
+
 def test_a_generator_of_numpy_that_chooses_rarely_is_refused():
     trainer = Trainer(a_generator_that_chooses_rarely, lambda: numpy.random.default_rng(0))
     assert "draws from `self.made`" in refused(trainer)

@@ -201,7 +201,7 @@ def test_too_many_checks_are_refused_at_a_line():
             assert x.sum() < number + 100
         return x
 
-    with pytest.raises(StepError, match="reads the value of a tensor") as caught:
+    with pytest.raises(StepError, match="chooses by the value of a tensor") as caught:
         unisono.capture(step, example=(X,))
     assert caught.value.code == "U0101"
 

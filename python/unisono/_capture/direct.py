@@ -65,7 +65,7 @@ def standing_in(functions: Iterable[Any], generators: Generators, calls: Calls) 
             own = _Direct(source, generators, calls)
             stack.enter_context(own.alone())
             for name, there, real in _methods(module):
-                function = own.of(name, real)
+                function = own.of(name, real, getattr(there, "follow", None))
                 instead[id(there)] = there, function
                 stack.enter_context(mock.patch.object(module, name, function))
         stack.enter_context(standing(functions, instead))
@@ -121,8 +121,8 @@ class _Direct:
         with plainly():
             return _host_draws.SOURCES[self._source].get_state()
 
-    def of(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """What is to be in the place of one."""
+    def of(self, name: str, real: Callable[..., Any], follow: Callable[[Any], Any] | None) -> Callable[..., Any]:
+        """What is to be in the place of one; ``follow`` makes what it gives something that is followed, where that is done."""
         full = f"{self._source}.{name}"
 
         @functools.wraps(real)
@@ -141,7 +141,8 @@ class _Direct:
             if is_known:
                 return made
             self.otherwise = self.otherwise or (full, user_line())
-            return real(*args, **kwargs)
+            made = real(*args, **kwargs)
+            return made if follow is None else follow(made)
 
         return called
 

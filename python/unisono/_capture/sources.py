@@ -105,9 +105,14 @@ def _modules() -> Iterator[tuple[types.ModuleType, list[str]]]:
 
 
 def _following(real: Callable[..., Any], uses: Uses, source: int) -> Callable[..., Any]:
+    def follow(made: Any) -> Any:
+        return uses.given(made, source)
+
     @functools.wraps(real)
     def give(*arguments: Any, **named: Any) -> Any:
         made = real(*arguments, **named)
-        return made if is_library(sys._getframe(1).f_code.co_filename) else uses.given(made, source)
+        return made if is_library(sys._getframe(1).f_code.co_filename) else follow(made)
 
+    # Whoever stands in front of it (:mod:`direct`) follows what it gives too.
+    vars(give)["follow"] = follow
     return give
