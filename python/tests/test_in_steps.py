@@ -133,3 +133,13 @@ def test_ranks_measure_their_collectives_and_agree(mesh, tmp_path):
     assert table["shape"] == [2]
     assert table["late_ns"] >= 0
     assert set(table) > {"shape", "late_ns", "late"}
+
+
+def test_the_ranks_of_all_stages_measure_the_programs_of_one(tmp_path):
+    for ended in launch.run("in_steps_ranks:measure", 4, tmp_path, seconds=240, mesh={"data": 2}):
+        assert ended.status == 0, ended.err
+    texts = [(tmp_path / f"{rank}.toml").read_text() for rank in range(4)]
+    assert set(texts) == {texts[0]}
+    described = tomllib.loads(texts[0])
+    assert "aten::addmm" in described["device"]["operations"]
+    assert "in_steps" not in described

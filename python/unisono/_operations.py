@@ -7,6 +7,7 @@ bytes, tensors), and each operator gets coefficients for calls that were not mea
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Place:
     Attributes:
         ranks: the ranks, all of which take part.
         device: the device.
-        mesh: the axes of the ranks.
+        mesh: the axes of the ranks, or of those of one pipeline stage.
         text: the cluster description, which says what collectives take alone.
     """
 
@@ -133,10 +134,17 @@ class Place:
     mesh: Mapping[str, int]
     text: str
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank in the mesh; all stages run the same programs."""
+        return self.ranks.rank % math.prod(self.mesh.values())
+
     def together(self, program: _native.Graph) -> _native.Graph | None:
         """A rank's program as it runs with its collectives, one after the other; ``None`` where it cannot be measured so."""
         # On an accelerator nothing that ranks share is in the way, and what collectives take there is measured alone.
-        if self.ranks.count == 1 or self.device != _devices.HOST:
+        # Groups are those of all ranks: what the ranks of a stage exchange is measured alone too.
+        is_of_a_stage = math.prod(self.mesh.values()) != self.ranks.count
+        if self.ranks.count == 1 or self.device != _devices.HOST or is_of_a_stage:
             return None
         # What the router of experts gives to whom does not follow from made-up numbers.
         collectives = program.collectives()

@@ -280,8 +280,8 @@ def with_operations(
     for _ in range(_MOST_PLANS):
         said = tomllib.loads(text)
         known, in_steps = _operations.Measured.of(said["device"]), InSteps.of(said, _links.layout_in(said, ranks.count))
-        programs = list(_operations.programs(graph, text, mesh, ranks.rank))
         place = _operations.Place(ranks, device, mesh, text)
+        programs = list(_operations.programs(graph, text, mesh, place.rank))
         if not _operations.measure(known, in_steps, programs, place, end - time.monotonic()):
             break
         head = in_steps.written(text).partition("\n[device.operations")[0].rstrip()
