@@ -169,18 +169,15 @@ impl Space {
     /// Whether what a strategy shards has slices still: a tensor of masks, which knows of no samples, is offered shardings that what it is
     /// multiplied with must not have.
     fn leaves_slices(&self, call: &Call<'_>, strategy: &Strategy) -> bool {
-        let operands = call.operands.iter().zip(&strategy.operands);
-        let mut placed = operands.chain(call.results.iter().zip(&strategy.results));
         let Some(samples) = &self.samples else { return true };
-        placed.all(|(value, placement)| samples.leave_slices(*value, *placement, self.axis.size))
+        placed(call, strategy)
+            .all(|(value, placement)| samples.leave_slices(*value, *placement, self.axis.size))
     }
 
     /// Whether a strategy has something whose size is known at run time only otherwise than whole or in groups: collectives want to know how
     /// large it is.
     fn divides_run_time_sizes(&self, call: &Call<'_>, strategy: &Strategy) -> bool {
-        let operands = call.operands.iter().zip(&strategy.operands);
-        let mut placed = operands.chain(call.results.iter().zip(&strategy.results));
-        placed.any(|(value, placement)| {
+        placed(call, strategy).any(|(value, placement)| {
             self.sizes.has(*value) && matches!(placement, Placement::Shard { .. } | Placement::Partial(_))
         })
     }
@@ -245,4 +242,13 @@ impl Space {
             queue.push((value, offer));
         }
     }
+}
+
+/// The operands and results of a call with their placements under a strategy.
+fn placed<'a>(
+    call: &'a Call<'_>,
+    strategy: &'a Strategy,
+) -> impl Iterator<Item = (&'a ValueId, &'a Placement)> {
+    let operands = call.operands.iter().zip(&strategy.operands);
+    operands.chain(call.results.iter().zip(&strategy.results))
 }

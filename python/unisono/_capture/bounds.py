@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from unisono._capture.looked_up import parts_of
 from unisono._capture.number import Number
 from unisono._capture.places import user_line
 from unisono.errors import StepError
@@ -54,16 +55,12 @@ def bounds_of(part: Any, tensor_of: Callable[[Number], Any]) -> Any:
 
 def has_bounds(index: Any) -> bool:
     """Whether an index has such slices."""
-    return any(type(one) is Bounds for one in _parts(index))
-
-
-def _parts(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
+    return any(type(one) is Bounds for one in parts_of(index))
 
 
 def _whole(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, dict[int, Bounds]]:
     """What an index gives without its bounds, and the dimensions of that in which these are."""
-    parts = _parts(index)
+    parts = parts_of(index)
     whole = tensor[tuple(slice(None) if type(one) is Bounds else one for one in parts)]
     dims = [one for one in parts if type(one) is not int]
     if not all(
@@ -99,7 +96,7 @@ class Part:
 
 def put(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """Writes a part of another tensor, or one number, between bounds."""
-    parts = _parts(index)
+    parts = parts_of(index)
     if any(isinstance(one, torch.Tensor) for one in parts):
         raise _refused()
     whole, bounds = _whole(tensor, index)

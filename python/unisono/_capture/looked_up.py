@@ -50,13 +50,14 @@ def span_of(part: Any, tensor_of: Callable[[Number], Any]) -> Any:
 
 def is_a_place(index: Any) -> bool:
     """Whether an index has whole numbers in tensors without dimensions, or spans, beside slices and Python's numbers alone."""
-    parts = _parts(index)
+    parts = parts_of(index)
     return any(map(_is_computed, parts)) and all(
         isinstance(one, slice) or type(one) is int or _is_computed(one) for one in parts
     )
 
 
-def _parts(index: Any) -> tuple[Any, ...]:
+def parts_of(index: Any) -> tuple[Any, ...]:
+    """What an index says of one dimension after the other."""
     return index if isinstance(index, tuple) else (index,)
 
 
@@ -99,7 +100,7 @@ def _put(tensor: torch.Tensor, computed: Sequence[tuple[int, Any]], new: torch.T
 
 def _within(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[tuple[int, Any]]]:
     """The part of a tensor, as a view, that an index leaves with all of the dimensions in which it has places, and these."""
-    parts = _parts(index)
+    parts = parts_of(index)
     view = tuple(slice(None) if _is_computed(one) else one for one in parts)
     dims = [one for one in parts if type(one) is not int]
     return tensor[view], [(dim, one) for dim, one in enumerate(dims) if _is_computed(one)]
