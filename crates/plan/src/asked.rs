@@ -1,6 +1,6 @@
 //! What is asked of the planner for a captured step: the plan without stages, in stages, and with the micro-batches that a memory limit asks for.
 
-use std::cell::OnceCell;
+use std::{cell::OnceCell, collections::BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
@@ -8,7 +8,7 @@ use ir::{Graph, Mesh, MeshAxis, STAGES};
 use shard::canonical;
 
 use crate::{
-    divides::require_slices,
+    divides::{nearest_slices, require_slices},
     effort::Effort,
     meshes::{Candidate, Prospect, prospect, search_meshes, suiting},
     pipelines::{InStages, search_stages},
@@ -218,9 +218,13 @@ impl Asked<'_> {
         let axes = within.axes.into_iter().map(|axis| (axis.name, axis.size));
         let mesh = std::iter::once((STAGES.to_owned(), stages)).chain(axes).collect();
         let settings = PlanSettings { mesh, stages: None, ..self.settings.clone() };
-        let found = Asked { settings: &settings, ..*self }.in_stages();
-        let known = if_it_suits(found.as_ref().map_err(Clone::clone))?;
+        let on_first_mesh = || Asked { settings: &settings, ..*self }.in_stages();
         let sought = Sought { ranks, stages: Some(stages), micro_batches, wanted };
+        if self.is_large() {
+            return faster_in_stages(&request, sought, None)?.map_or_else(on_first_mesh, Ok);
+        }
+        let found = on_first_mesh();
+        let known = if_it_suits(found.as_ref().map_err(Clone::clone))?;
         faster_in_stages(&request, sought, known)?.map_or(found, Ok)
     }
 
@@ -233,27 +237,28 @@ impl Asked<'_> {
         Ok((wanted, scheduled))
     }
 
-    /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages,
-    /// as far as the batch can be sliced so.
+    /// The plan with pipeline stages: with the micro-batches that are asked for, or the best of once, twice and four times as many as stages, or of what is
+    /// nearest to these as the batch can be sliced.
     fn in_stages(&self) -> Result<Plan> {
         let (wanted, micro_batches) = self.wanted()?;
-        let of = |count: u32| {
+        let faster = |count: u32, faster_than_ns: Option<i64>| {
             let mesh = self.mesh_of(count)?;
-            match search_stages(&self.request(&mesh), wanted)? {
-                InStages::Plan(plan) => Ok(*plan),
-                InStages::Slower(_) => Err(Diagnostic::bug("a plan in stages is slower than none")),
-            }
+            let found = search_stages(&self.request(&mesh), Wanted { faster_than_ns, ..wanted })?;
+            Ok(if let InStages::Plan(plan) = found { Some(*plan) } else { None })
+        };
+        let of = |count: u32| {
+            faster(count, None)?.ok_or_else(|| Diagnostic::bug("a plan in stages is slower than none"))
         };
         if let Some(count) = micro_batches {
             return of(count);
         }
-        let stages = self.settings.mesh().stages();
+        let (stages, graph) = (self.settings.mesh().stages(), canonical(self.cleaned));
+        let counts = [1, 2, 4].map(|times| nearest_slices(&graph, times * stages));
         let mut best: Option<Plan> = None;
-        for count in
-            [1, 2, 4].map(|times| times * stages).into_iter().filter(|count| self.is_written_out(*count))
+        for count in BTreeSet::from(counts).into_iter().flatten().filter(|count| self.is_written_out(*count))
         {
-            let plan = if_it_suits(of(count))?;
-            best = [best, plan].into_iter().flatten().min_by_key(|plan| plan.prediction.step_ns);
+            let known = best.as_ref().map(|plan| plan.prediction.step_ns);
+            best = if_it_suits(faster(count, known))?.flatten().or(best);
         }
         best.map_or_else(|| of(1), Ok)
     }

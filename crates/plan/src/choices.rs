@@ -36,6 +36,14 @@ const HOST: [(State, i64); 2] = [(State::OnHost, 2), (State::Awaited, 100)];
 /// How many operations choices are counted over when single ones are changed.
 const COUNTED: usize = 1 << 21;
 
+/// Which choices are weighed in tables: with how many segments, at which moments of these, and how what is on the host counts.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Weighed {
+    segments: usize,
+    moments: Vec<usize>,
+    on_host: (State, i64),
+}
+
 /// Operations that run again, results on the host, and what they take.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Choice {
@@ -231,7 +239,8 @@ impl Forward {
                 _ => break,
             }
             let tables = ChoiceTables::new(self, segments, &moments, on_host);
-            let budgeted = self.budgeted(&tables, moments.len(), worst.bytes, (limit, known));
+            let of = Weighed { segments: segments.count, moments: moments.clone(), on_host };
+            let budgeted = self.budgeted((of, &tables), worst.bytes, (limit, known));
             let fits = budgeted.iter().any(|choice| choice.most.bytes <= limit);
             let last = budgeted.last().map(|choice| choice.most);
             found.extend(budgeted);
@@ -247,18 +256,18 @@ impl Forward {
     /// budgets they only take more.
     fn budgeted(
         &self,
-        tables: &ChoiceTables,
-        moments: usize,
+        (of, tables): (Weighed, &ChoiceTables),
         held: u64,
         (limit, known): (u64, Option<i64>),
     ) -> Vec<Choice> {
         let options = Options { dual: false, blame: false, ..Options::default() };
-        let mut solver = Solver::new(&tables.problem, options);
+        let known_minima = self.minima.borrow_mut().remove(&of).unwrap_or_default();
+        let mut solver = Solver::new(&tables.problem, options).knowing(known_minima);
         // Weights count each moment in each pass that decides for itself.
         let decides = |pass: &&Pass| {
             pass.operations.clone().next_back().is_none_or(|last| self.follows[last].is_none())
         };
-        let each = (self.passes.iter().filter(decides).count() * moments) as u64;
+        let each = (self.passes.iter().filter(decides).count() * of.moments.len()) as u64;
         let excess = |held: u64| held.saturating_sub(limit).saturating_mul(each);
         let (mut light, mut heavy) = (0, tables.heaviest);
         // What choices over the limit weigh and hold, the last one behind the others.
@@ -290,6 +299,7 @@ impl Forward {
             }
             budget = next.max(light + (heavy - light) / 2);
         }
+        self.minima.borrow_mut().insert(of, solver.into_known());
         found
     }
 

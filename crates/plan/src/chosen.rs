@@ -3,7 +3,7 @@
 use fixedbitset::FixedBitSet;
 
 /// What an operation's results are to backward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum State {
     /// Held until their last reader.
     Kept,

@@ -4,16 +4,29 @@ use base::{Code, Diagnostic, Result};
 use ir::{AxisKind, Graph, InputClass, Mesh, MeshAxis, Placement};
 use shard::{Offered, Space};
 
+/// Whether something that a step computes can be sliced into so many micro-batches.
+pub fn slices(graph: &Graph, micro_batches: u32) -> bool {
+    micro_batches == 1 || divides(graph, &MeshAxis::micro_batches(micro_batches), Offered::Even)
+}
+
+/// The number of micro-batches into which a step can be sliced that is nearest to one that would suit it: at most twice as many.
+pub fn nearest_slices(graph: &Graph, micro_batches: u32) -> Option<u32> {
+    let rows = |count: &u32| {
+        let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
+        let mut rows = batch.filter_map(|input| graph.ty(input.value).shape.first().copied());
+        rows.any(|rows| rows > 0 && rows % i64::from(*count) == 0)
+    };
+    let near = (0..=micro_batches).flat_map(|far| [micro_batches + far, micro_batches - far]);
+    near.filter(|count| *count > 0).filter(rows).find(|count| slices(graph, *count))
+}
+
 /// Refuses a number of micro-batches that nothing which computes can be sliced into.
 pub fn require_slices(graph: &Graph, axis: &MeshAxis) -> Result<()> {
-    let slices = |count: u32| {
-        axis.size == 1 || divides(graph, &MeshAxis { size: count, ..axis.clone() }, Offered::Even)
-    };
-    if slices(axis.size) {
+    if slices(graph, axis.size) {
         return Ok(());
     }
-    let fewer = (2..axis.size).rev().find(|count| slices(*count));
-    let more = (axis.size + 1..=MOST_TRIED).find(|count| slices(*count));
+    let fewer = (2..axis.size).rev().find(|count| slices(graph, *count));
+    let more = (axis.size + 1..=MOST_TRIED).find(|count| slices(graph, *count));
     let near: Vec<String> = fewer.into_iter().chain(more).map(|count| count.to_string()).collect();
     let batch = graph.inputs.values().filter(|input| input.class == InputClass::Batch);
     let shapes: Vec<String> =
@@ -58,4 +71,22 @@ pub fn divides(graph: &Graph, axis: &MeshAxis, offered: Offered) -> bool {
             let mut strategies = space.strategies(*id).iter();
             computes && strategies.any(|strategy| strategy.operands.iter().any(is_sharded))
         })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use crate::layers::tests::{Tower, tower};
+
+    #[test]
+    fn the_nearest_number_of_micro_batches_divides_the_batch() {
+        let nearest = |rows, counts: [u32; 4]| {
+            let graph = tower(Tower { layers: 1, rows, width: 64, reach: 1, odd: None });
+            counts.map(|count| nearest_slices(&graph, count).unwrap())
+        };
+        assert_eq!(nearest(16, [2, 3, 6, 12]), [2, 4, 8, 16]);
+        assert_eq!(nearest(7, [2, 3, 6, 12]), [1, 1, 7, 7]);
+        assert_eq!(nearest(30, [3, 4, 8, 64]), [3, 5, 10, 30]);
+    }
 }

@@ -1,5 +1,7 @@
 //! What forward leaves for backward, and what a rank holds when where some of it is made again.
 
+use std::{cell::RefCell, collections::BTreeMap};
+
 use aten::Call;
 use base::{Id, SecondaryMap};
 use cost::Machine;
@@ -9,8 +11,10 @@ use memory::{Lifetimes, Steps, in_place, steps_of};
 use passes::Repeatable;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use solve::Minima;
 
 use crate::{
+    choices::Weighed,
     readings::{Reading, awaited, in_order, in_stage},
     stays::{Copies, Leaving, Link, Ways},
 };
@@ -73,6 +77,8 @@ pub struct Forward {
     others: Vec<u64>,
     /// The positions that count, where not all do.
     moments: Option<FixedBitSet>,
+    /// What was found of choices that are weighed in tables: other limits ask for much of it again.
+    pub minima: RefCell<BTreeMap<Weighed, Minima>>,
 }
 
 /// The first and the last position of backward at which something is read.
@@ -375,7 +381,7 @@ impl<'g> Reader<'g> {
         let others = self.others(&operations);
         let follows = follows(&operations, &passes);
         let link = self.ways.host.then(|| Link { begins: self.begins(), memory, taken: 0 });
-        Forward { operations, passes, follows, link, others, moments: None }
+        Forward { operations, passes, follows, link, others, moments: None, minima: RefCell::default() }
     }
 
     /// When each position begins, if nothing waits, with the end behind the last.

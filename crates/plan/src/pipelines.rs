@@ -121,6 +121,9 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
             return Ok(InStages::Slower(slower));
         }
         if !prediction.fits(request.memory_limit) {
+            if extent.is_thrifty && kept.is_none() && wanted.is_far_slower(&prediction) {
+                return Ok(InStages::Slower(prediction));
+            }
             let least = lightest.filter(|least| least.peak_bytes <= prediction.peak_bytes);
             lightest = least.or(Some(prediction));
             if let Some(limit) = request.memory_limit.filter(|_| extent.is_vast) {

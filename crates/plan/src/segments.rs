@@ -6,6 +6,8 @@ use crate::forward::{Forward, Operation, Pass};
 
 /// Which segment each operation of forward is in, and in which one backward reads it.
 pub struct Segments {
+    /// About how many were asked for.
+    pub count: usize,
     /// By operation; segments of a pass are counted from 0.
     pub of: Vec<usize>,
     /// Whether backward reads an operation's results while it still needs a later segment.
@@ -34,7 +36,7 @@ impl Segments {
             at
         });
         let at = at.collect();
-        Self { of, is_read_early, at }
+        Self { count, of, is_read_early, at }
     }
 
     /// The segment that a position of the program works on; none where it is of no pass.

@@ -104,7 +104,8 @@ pub fn faster_in_stages(
 ) -> Result<Option<Plan>> {
     let ranks = sought.ranks;
     // Where the limit is kept without stages, nothing of them goes to the host unless that is asked for: it takes long to find.
-    let offload = request.offload.or(known.map(|_| Offloading::None));
+    let without_stages = known.filter(|known| known.stages.is_none());
+    let offload = request.offload.or(without_stages.map(|_| Offloading::None));
     let request = &Request { offload, ..*request };
     let whole = if request.shorter.is_none() { canonical(request.graph) } else { Graph::default() };
     let canonical = request.shorter.map_or(&whole, Shorter::graph);

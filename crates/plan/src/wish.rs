@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{plan::Prediction, stages::Cut};
 
+/// How much longer than what is known pipelines take that hold too much, in percent, of which less is not tried.
+const FAR: i64 = 10;
+
 /// In which order stages are to run their micro-batches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -49,6 +52,11 @@ impl Wanted<'_> {
     /// Whether what is predicted is faster than what is known.
     pub fn is_faster(&self, prediction: &Prediction) -> bool {
         self.faster_than_ns.is_none_or(|known| prediction.step_ns < known)
+    }
+
+    /// Whether what is predicted takes so much longer than what is known that to hold less does not make up for it.
+    pub fn is_far_slower(&self, prediction: &Prediction) -> bool {
+        self.faster_than_ns.is_some_and(|known| prediction.step_ns / (100 + FAR) * 100 > known)
     }
 
     /// How many micro-batches the schedule is for, if it says so.

@@ -70,3 +70,17 @@ fn a_mesh_in_so_many_stages_is_no_worse_than_one_axis_in_them() {
         assert!(refused.contains(said), "{refused}");
     }
 }
+
+#[test]
+fn where_stages_do_not_divide_the_batch_it_is_sliced_as_near_to_them_as_it_can_be() {
+    let mesh = [("stages".to_owned(), 3)].into_iter().collect();
+    let sliced = PlanSettings { mesh, ..PlanSettings::default() };
+    let found = planned(&sliced).unwrap();
+    assert!([4, 8, 16].contains(&found.micro_batches), "16 samples in {} micro-batches", found.micro_batches);
+    let step_ns = |micro_batches| {
+        let settings = PlanSettings { micro_batches, ..sliced.clone() };
+        planned(&settings).unwrap().prediction.step_ns
+    };
+    let least = [1, 4, 8, 16].map(|count| step_ns(Some(count))).into_iter().min().unwrap();
+    assert_eq!(found.prediction.step_ns, least);
+}

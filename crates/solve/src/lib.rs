@@ -37,5 +37,5 @@ pub use failure::Failure;
 pub use price::Price;
 pub use problem::{Cells, Choices, ClassId, Factor, Problem, TableId, evaluate, weigh};
 pub use solution::{Options, Solution, Statistics, Stop};
-pub use solver::{Solver, solve};
+pub use solver::{Minima, Solver, solve};
 pub use variable::VariableId;

@@ -21,26 +21,41 @@ pub struct Solver<'a> {
     cache: Cache,
     pruner: Pruner,
     orders: Orders,
-    /// What minimises the objectives that were asked for: budgets ask for the same again and again.
-    known: Vec<(Objective, Minimum)>,
+    /// Budgets ask for the same again and again.
+    known: Minima,
 }
+
+/// What minimises the objectives that were asked for of a problem.
+#[derive(Clone, Default)]
+pub struct Minima(Vec<(Objective, Minimum)>);
 
 impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
         let (store, cache, pruner, orders) = <(Store, Cache, Pruner, Orders)>::default();
-        Self { problem, options, store, cache, pruner, orders, known: Vec::new() }
+        Self { problem, options, store, cache, pruner, orders, known: Minima::default() }
+    }
+
+    /// The same, where another one found all this of an equal problem with equal options.
+    #[must_use]
+    pub fn knowing(self, known: Minima) -> Self {
+        Self { known, ..self }
+    }
+
+    /// What was found, for a solver of an equal problem.
+    pub fn into_known(self) -> Minima {
+        self.known
     }
 
     /// A solver for another problem that knows what this one learnt: what is equal in both is not computed again.
     pub fn turn_to(self, problem: &Problem) -> Solver<'_> {
-        Solver { problem, known: Vec::new(), ..self }
+        Solver { problem, known: Minima::default(), ..self }
     }
 
     /// Searches on with other options: a precise solve of what was best among cheap ones, for one.
     pub fn set_options(&mut self, options: Options) {
         self.options = options;
-        self.known.clear();
+        self.known = Minima::default();
     }
 
     /// The choices of least cost.
@@ -73,7 +88,7 @@ impl<'a> Solver<'a> {
         statistics: &mut Statistics,
     ) -> Result<Minimum, Failure> {
         if kept.is_empty()
-            && let Some((_, known)) = self.known.iter().find(|(known, _)| *known == objective)
+            && let Some((_, known)) = self.known.0.iter().find(|(known, _)| *known == objective)
         {
             return Ok(known.clone());
         }
@@ -83,7 +98,7 @@ impl<'a> Solver<'a> {
         let (choices, minimum) = minimum.map_err(|failure| self.blame(failure, &network, kept))?;
         let found = Minimum { choices: choices.into_iter().collect(), bound: constant + minimum };
         if kept.is_empty() {
-            self.known.push((objective, found.clone()));
+            self.known.0.push((objective, found.clone()));
         }
         Ok(found)
     }

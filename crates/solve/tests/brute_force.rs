@@ -82,6 +82,28 @@ fn choices_within_a_budget_keep_it_and_the_bound_holds() {
 }
 
 #[test]
+fn what_was_found_for_one_budget_changes_nothing_for_another() {
+    let mut fewer = 0;
+    base::testing::cases(500, |u| {
+        let problem = problem(u)?;
+        let limits = [u.int_in_range(0..=300)?, u.int_in_range(0..=300)?];
+        let new = || Solver::new(&problem, Options::default());
+        let mut first = new();
+        let _ = first.solve_within(limits[0]);
+        let (knowing, alone) =
+            (new().knowing(first.into_known()).solve_within(limits[1]), new().solve_within(limits[1]));
+        if let (Ok(knowing), Ok(alone)) = (&knowing, &alone) {
+            assert_eq!(knowing.solution.choices, alone.solution.choices);
+            assert_eq!(knowing.solution.bound, alone.solution.bound);
+            fewer += u32::from(knowing.solution.statistics.solves < alone.solution.statistics.solves);
+        }
+        assert_eq!(knowing.is_ok(), alone.is_ok());
+        Ok(())
+    });
+    assert!(fewer > 50, "{fewer}");
+}
+
+#[test]
 fn what_weight_costs_is_paid_and_between_two_plans_the_budget_is_kept() {
     let mut between = 0;
     base::testing::cases(2000, |u| {
