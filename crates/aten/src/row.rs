@@ -42,6 +42,8 @@ pub struct Row {
     pub matrices: &'static [usize],
     /// What it draws, if each number can follow from the place of an element alone.
     pub draws: Option<Draw>,
+    /// The argument that only tells its random numbers from those of other calls.
+    pub number: Option<usize>,
     /// Whether an operator with `_` behind its name does the same in place.
     pub in_place: bool,
     /// The operator that writes the result into a given tensor, if its kernel does so without a copy.
@@ -360,6 +362,7 @@ impl Row {
             random: Random::No,
             matrices: &[],
             draws: None,
+            number: None,
             in_place: false,
             out: None,
             identity: false,
@@ -512,6 +515,11 @@ impl Row {
 
     pub(crate) const fn scales(mut self) -> Self {
         self.scales = true;
+        self
+    }
+
+    pub(crate) const fn numbered(mut self, argument: usize) -> Self {
+        self.number = Some(argument);
         self
     }
 

@@ -340,7 +340,7 @@ pub static ROWS: &[Row] = &[
     op("aten::kaiser_window.beta(int window_length, bool periodic, float beta, ScalarType? dtype, Layout? layout, Device? device, bool? pin_memory)", Fixed, No, Traffic),
     // Random numbers that follow from a key, the number of the operation and where an element is in the tensor of `shape`; each tensor of positions
     // says that of one dimension.
-    op("unisono::random_at(key, Tensor[] index, int[] shape, int number, str distribution, float a, float b, int digits, ScalarType dtype)", Factors(pointwise::at_positions), No, Flops(pointwise::drawn_flops)).strides(Strides::RowMajor),
+    op("unisono::random_at(key, Tensor[] index, int[] shape, int number, str distribution, float a, float b, int digits, ScalarType dtype)", Factors(pointwise::at_positions), No, Flops(pointwise::drawn_flops)).strides(Strides::RowMajor).numbered(3),
     // Views
     sized("aten::view(self, int[] size)", Seeded(views::reshape), Stacked, View, 1).view(Strides::Reshaped).identity(),
     sized("aten::_unsafe_view(self, int[] size)", Seeded(views::reshape), Stacked, View, 1).view(Strides::Reshaped).identity(),

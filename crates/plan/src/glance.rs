@@ -91,7 +91,8 @@ mod tests {
     use crate::{
         forbidden::Forbid,
         from_shorter::for_whole,
-        layers::tests::{Tower, tower},
+        jointly::tests::asked,
+        layers::tests::{Tower, drawing_tower, tower},
         pins::Pins,
         shorter::Shorter,
     };
@@ -147,5 +148,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn layers_that_each_draw_a_mask_of_their_own_are_glanced_at() {
+        let graph = drawing_tower(Tower { layers: 160, rows: 4096, width: 4096, reach: 1, odd: None });
+        let shorter = Shorter::of(&canonical(&graph)).unwrap();
+        let cluster = uniform(1e14, 1e12, link(10_000.0, 1e11));
+        asked(&graph, &cluster, &Mesh::along("ranks", 4), Some(&shorter), |request| {
+            let seen = extrapolated(request).unwrap().glance.unwrap();
+            let taken = for_whole(request, &canonical(&graph), &seen.expected[0]).unwrap();
+            let run = Run::new(request, Extent::of(Effort::Quick, graph.order.len(), request.mesh));
+            let same = run.predicted(&taken.local().unwrap()).unwrap().prediction;
+            let Prediction { step_ns, peak_bytes, .. } = seen.prediction;
+            assert!(
+                step_ns.abs_diff(same.step_ns) * 20 <= same.step_ns.unsigned_abs(),
+                "{step_ns} is {same:?}"
+            );
+            assert!(peak_bytes.abs_diff(same.peak_bytes) * 20 <= same.peak_bytes, "{peak_bytes} is {same:?}");
+        });
     }
 }

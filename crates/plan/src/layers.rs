@@ -11,7 +11,7 @@ use std::{
 };
 
 use base::SecondaryMap;
-use ir::{Graph, InputId, NodeId, ValueDef, ValueId};
+use ir::{Arg, Graph, InputId, NodeId, ValueDef, ValueId};
 use rustc_hash::{FxHashMap, FxHasher};
 
 use crate::repeats::{Run, longest_run};
@@ -284,7 +284,15 @@ fn signatures(graph: &Graph) -> Vec<u64> {
     let signature = |id: &NodeId| {
         let node = &graph.nodes[*id];
         let mut hasher = FxHasher::default();
-        node.key(|_| 0).hash(&mut hasher);
+        // Each layer draws numbers of its own.
+        match aten::row(graph.op_name(*id)).and_then(|row| row.number) {
+            Some(number) => {
+                let mut any = node.clone();
+                any.args[number] = Arg::None;
+                any.key(|_| 0).hash(&mut hasher);
+            }
+            None => node.key(|_| 0).hash(&mut hasher),
+        }
         node.operands().chain(node.results()).for_each(|value| graph.ty(value).hash(&mut hasher));
         hasher.finish()
     };
@@ -303,6 +311,7 @@ pub mod tests {
     const ADD: &str = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
     const MUL: &str = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
     const EXP: &str = "aten::exp(Tensor self) -> Tensor";
+    const RANDOM: &str = "unisono::random_at(Tensor key, Tensor[] index, int[] shape, int number, str distribution, float a, float b, int digits, ScalarType dtype) -> Tensor";
 
     /// What a tower of layers is like.
     #[derive(Clone, Copy)]
@@ -329,6 +338,31 @@ pub mod tests {
 
     /// Layers `x + exp(x w) m`, with a mask `m` for all of them, gradients of their parameters, and plain descent.
     pub fn tower(of: Tower) -> Graph {
+        built(of, false)
+    }
+
+    /// The same, each layer with a mask of its own that it draws by a counter.
+    pub fn drawing_tower(of: Tower) -> Graph {
+        built(of, true)
+    }
+
+    /// A mask that is drawn by a counter: by the key and the positions of rows and columns, which are inputs.
+    fn drawn(graph: &mut Graph, [key, rows, columns]: [ValueId; 3], number: i64, shape: [i64; 2]) -> ValueId {
+        let args = vec![
+            Arg::Value(key),
+            Arg::Values(vec![Some(rows), Some(columns)]),
+            Arg::Ints(shape.to_vec()),
+            Arg::Int(number),
+            Arg::Str("bernoulli".into()),
+            Arg::Float(0.9),
+            Arg::Float(0.0),
+            Arg::Int(24),
+            Arg::Dtype(Dtype::F32),
+        ];
+        graph.push_value(RANDOM, args, TensorType::contiguous(Dtype::F32, &shape[..]))
+    }
+
+    fn built(of: Tower, draws: bool) -> Graph {
         let Tower { layers, rows, width, reach, odd } = of;
         let (own, square) = ([rows, width], [width, width]);
         let mut graph = Graph::default();
@@ -337,6 +371,11 @@ pub mod tests {
             .map(|at| graph.input(InputClass::Parameter, format!("params.{at}"), ty(square)))
             .collect();
         let batch = graph.input(InputClass::Batch, "batch", ty(own));
+        let of_draws = draws.then(|| {
+            [("key", 2), ("rows", rows), ("columns", width)].map(|(name, size)| {
+                graph.input(InputClass::Constant, name, TensorType::contiguous(Dtype::I64, &[size][..]))
+            })
+        });
         graph.begin_part(PartKind::Forward);
         let mask = value(&mut graph, EXP, &[batch], own);
         let (mut xs, mut hs) = (vec![value(&mut graph, MUL, &[batch, mask], own)], Vec::new());
@@ -346,6 +385,10 @@ pub mod tests {
             let mut h = value(&mut graph, EXP, &[product], own);
             if odd == Some(at) {
                 h = value(&mut graph, EXP, &[h], own);
+            }
+            if let Some(of_draws) = of_draws {
+                let drawn = drawn(&mut graph, of_draws, at as i64, own);
+                h = value(&mut graph, MUL, &[h, drawn], own);
             }
             hs.push(h);
             let masked = value(&mut graph, MUL, &[h, mask], own);

@@ -210,7 +210,7 @@ fn counterparts(
     Some(found)
 }
 
-/// Whether two operations differ in nothing but which tensors they read.
+/// Whether two operations differ in nothing but which tensors they read, and which random numbers they draw.
 fn is_as((one, here): (&Graph, NodeId), (other, there): (&Graph, NodeId)) -> bool {
     let values = |graph: &'_ Graph, id: NodeId| -> SmallVec<[ValueId; 8]> {
         graph.nodes[id].operands().chain(graph.nodes[id].results()).collect()
@@ -218,13 +218,14 @@ fn is_as((one, here): (&Graph, NodeId), (other, there): (&Graph, NodeId)) -> boo
     let (values, others) = (values(one, here), values(other, there));
     let same_type = |(value, other_value): (&ValueId, &ValueId)| one.ty(*value) == other.ty(*other_value);
     let (args, other_args) = (&one.nodes[here].args, &other.nodes[there].args);
-    let same_arg = |(arg, other): (&Arg, &Arg)| match (arg, other) {
+    let number = aten::row(one.op_name(here)).and_then(|row| row.number);
+    let same_arg = |(at, (arg, other)): (usize, (&Arg, &Arg))| match (arg, other) {
         (Arg::Value(_), Arg::Value(_)) | (Arg::Values(_), Arg::Values(_)) => true,
-        _ => arg == other,
+        _ => arg == other || number == Some(at),
     };
     one.op_name(here) == other.op_name(there)
         && values.len() == others.len()
         && values.iter().zip(&others).all(same_type)
         && args.len() == other_args.len()
-        && args.iter().zip(other_args).all(same_arg)
+        && args.iter().zip(other_args).enumerate().all(same_arg)
 }

@@ -80,13 +80,16 @@ struct Search<'a, 'b> {
     /// A bound of the first network that another way gave.
     proved: i128,
     best: Option<(i128, Vec<u32>)>,
+    /// Whether something was too large to be added.
+    overflows: bool,
 }
 
 /// Bounds the least sum of a network from both sides. Fails where no choices were found that are allowed.
 pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket, Failure> {
     let states = vec![None; network.sizes.len()];
     let (computed, first) = (means.statistics.cells_computed, network.clone());
-    let mut search = Search { means, computed, first, network, states, lower: 0, proved: 0, best: None };
+    let (lower, proved, best, overflows) = (0, 0, None, false);
+    let mut search = Search { means, computed, first, network, states, lower, proved, best, overflows };
     search.split_buckets()?;
     let mut largest = 0;
     if !search.is_over() && (search.means.dual && search.is_wide() || search.is_small()) {
@@ -95,6 +98,7 @@ pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket
     let lower = search.lower.max(search.proved);
     match search.best {
         Some((value, choices)) => Ok(Bracket { choices, bound: lower.min(value) }),
+        None if search.overflows => Err(Failure::CostOverflow),
         None => Err(Failure::TooLarge { cells: largest }),
     }
 }
@@ -152,7 +156,10 @@ impl Search<'_, '_> {
                 match self.split_elimination(order, seed == 0) {
                     Ok(found) => break found,
                     // What was moved between groups is too large to be added.
-                    Err(Failure::CostOverflow) => return Ok(()),
+                    Err(Failure::CostOverflow) => {
+                        self.overflows = true;
+                        return Ok(());
+                    }
                     Err(Failure::TooLarge { .. }) if limit > LEAST_LIMIT => {
                         self.means.table_limit = (limit / LOWER).max(LEAST_LIMIT);
                     }

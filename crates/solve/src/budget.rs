@@ -181,7 +181,7 @@ fn finish(
     exchanges: u32,
     statistics: Statistics,
 ) -> Budgeted {
-    let bound = Cost::saturated(bound);
+    let bound = Cost::bound(bound);
     assert!(bound <= plan.cost, "the bound of {bound} holds for choices that cost {}", plan.cost);
     let stop = if plan.cost == bound { Stop::Optimal } else { Stop::Budget };
     let solution = Solution { choices: plan.choices, cost: plan.cost, bound, stop, statistics };

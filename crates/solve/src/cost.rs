@@ -19,13 +19,13 @@ impl Cost {
     pub const ZERO: Self = Self(0);
     /// Forbidden. Seven of them can be added without overflow.
     pub const INFINITE: Self = Self(1 << 60);
-    /// Finite costs must be smaller in magnitude, and so must the sum of the greatest costs of tables that share a
-    /// variable: the solver reports [`Failure::CostOverflow`](crate::Failure::CostOverflow) otherwise.
+    /// Finite costs must be smaller in magnitude. Where the sum of the greatest costs of tables that share a variable is not, the solver adds in coarser
+    /// units, and what is rounded off is between cost and bound.
     pub const LIMIT: Self = Self(1 << 58);
     /// How many of the lower bits hold the secondary quantity.
     pub const SECONDARY_BITS: u32 = 8;
 
-    /// A cost of `primary` with a tie-breaker. What exceeds the range becomes [`LIMIT`](Self::LIMIT), which is refused later.
+    /// A cost of `primary` with a tie-breaker. What exceeds the range becomes [`LIMIT`](Self::LIMIT).
     pub const fn new(primary: i64, secondary: u32) -> Self {
         let packed = ((primary as i128) << Self::SECONDARY_BITS) + secondary as i128;
         Self::saturated(packed)
@@ -57,6 +57,11 @@ impl Cost {
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         if self.is_finite() { Self::saturated(i128::from(self.0) * i128::from(count)) } else { self }
+    }
+
+    /// What no sum of costs falls below, of one that may be larger than any cost.
+    pub(crate) fn bound(packed: i128) -> Self {
+        Self(packed.clamp(i64::MIN.into(), (Self::INFINITE.0 - 1).into()) as i64)
     }
 
     pub(crate) const fn saturated(packed: i128) -> Self {

@@ -17,7 +17,7 @@ pub enum Failure {
         /// What the lightest choices weigh, or a weight that none falls below.
         least: u64,
     },
-    /// Finite costs beyond [`Cost::LIMIT`](crate::Cost::LIMIT).
+    /// Finite costs beyond [`Cost::LIMIT`](crate::Cost::LIMIT) even in the coarsest units.
     CostOverflow,
     /// A table over the limit, or all that one elimination computes.
     TooLarge {

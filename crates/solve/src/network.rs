@@ -96,8 +96,8 @@ impl Objective {
     /// The costs.
     pub const COSTS: Self = Self::Priced(Price::FREE);
 
-    /// The array of a table, its minimum subtracted, and that minimum.
-    fn array(self, problem: &Problem, store: &mut Store, table: TableId) -> (ArrayId, i64) {
+    /// The array of a table, its minimum subtracted, in units of so many bits, rounded down; and that minimum.
+    fn array(self, problem: &Problem, store: &mut Store, table: TableId, unit: u32) -> (ArrayId, i64) {
         let arrays = problem.arrays(table);
         let costs = &problem.store[arrays.costs];
         let of =
@@ -110,19 +110,26 @@ impl Objective {
         let mut cells: Vec<i64> = costs.cells.iter().enumerate().map(objective).collect();
         let shape = costs.shape.clone();
         let minimum = normalise(&mut cells).unwrap_or(0);
+        cells.iter_mut().filter(|cell| **cell < INFINITE).for_each(|cell| *cell >>= unit);
         (store.intern(shape, &cells), minimum)
     }
 }
 
-/// The network of a problem, and the sum of the minima of its tables.
-pub(crate) fn build(problem: &Problem, store: &mut Store, objective: Objective) -> (Network, i128) {
+/// The network of a problem in units of so many bits, and the sum of the minima of its tables, in units of one.
+pub(crate) fn build(
+    problem: &Problem,
+    store: &mut Store,
+    objective: Objective,
+    unit: u32,
+) -> (Network, i128) {
     let mut network = Network::new(problem.sizes().values().copied().collect());
     let mut constant = 0;
     let mut arrays: FxHashMap<TableId, (ArrayId, i64)> = FxHashMap::default();
     let mut scope: Vec<u32> = Vec::new();
     for factor in problem.factors() {
-        let (array, minimum) =
-            *arrays.entry(factor.table).or_insert_with(|| objective.array(problem, store, factor.table));
+        let (array, minimum) = *arrays
+            .entry(factor.table)
+            .or_insert_with(|| objective.array(problem, store, factor.table, unit));
         constant += i128::from(minimum);
         scope.clear();
         scope.extend(factor.scope.iter().map(|x| x.0));

@@ -35,7 +35,7 @@ impl Default for Options {
 pub enum Stop {
     /// The solution is proved to be optimal: cost and bound are equal.
     Optimal,
-    /// The exact way needs a table over the limit, or more work: cost and bound differ.
+    /// The exact way needs a table over the limit, more work, or finer units than costs can be added in: cost and bound differ.
     TableLimit,
     /// The budget lies between two plans that no price tells apart: cost and bound differ.
     Budget,

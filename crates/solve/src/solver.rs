@@ -13,6 +13,9 @@ use crate::{
     prune::Pruner,
 };
 
+/// The bits of the units that costs are added in, one after the other where they are too large: what is rounded off is in the gap.
+const UNITS: [u32; 4] = [0, 8, 16, 24];
+
 /// A problem with everything that was learnt about it: later solves of its variants are mostly look-ups.
 pub struct Solver<'a> {
     pub(crate) problem: &'a Problem,
@@ -71,7 +74,7 @@ impl<'a> Solver<'a> {
         let mut statistics = self.statistics();
         let minimum = self.minimise(Objective::COSTS, &kept, &mut statistics)?;
         let cost = evaluate(self.problem, &minimum.choices);
-        let bound = Cost::saturated(minimum.bound);
+        let bound = Cost::bound(minimum.bound);
         assert!(bound <= cost, "the bound of {bound} holds for choices that cost {cost}");
         let stop = if cost == bound { Stop::Optimal } else { Stop::TableLimit };
         Ok(Solution { choices: minimum.choices, cost, bound, stop, statistics })
@@ -93,10 +96,19 @@ impl<'a> Solver<'a> {
             return Ok(known.clone());
         }
         statistics.solves += 1;
-        let (network, constant) = build(self.problem, &mut self.store, objective);
-        let minimum = self.minimise_network(network.clone(), kept, statistics);
-        let (choices, minimum) = minimum.map_err(|failure| self.blame(failure, &network, kept))?;
-        let found = Minimum { choices: choices.into_iter().collect(), bound: constant + minimum };
+        let mut units = UNITS.into_iter();
+        let found = loop {
+            let unit = units.next().ok_or(Failure::CostOverflow)?;
+            let (network, constant) = build(self.problem, &mut self.store, objective, unit);
+            match self.minimise_network(network.clone(), kept, statistics) {
+                Ok((choices, minimum)) => {
+                    let bound = constant + (minimum << unit);
+                    break Minimum { choices: choices.into_iter().collect(), bound };
+                }
+                Err(Failure::CostOverflow) => {}
+                Err(failure) => return Err(self.blame(failure, &network, kept)),
+            }
+        };
         if kept.is_empty() {
             self.known.0.push((objective, found.clone()));
         }

@@ -26,6 +26,30 @@ fn the_solver_finds_the_least_cost() {
 }
 
 #[test]
+fn costs_that_are_too_large_to_be_added_are_added_in_coarser_units() {
+    base::testing::cases(2000, |u| {
+        let problem = problem(u)?;
+        let large = problem.scaled(|_| 100 << 19).scaled(|_| 100 << 19);
+        for dual in [false, true] {
+            match solve(
+                &large,
+                &Options { dual, table_limit: *u.choose(&[8, 1 << 20])?, ..Options::default() },
+            ) {
+                Ok(solution) => {
+                    let least = least(&large);
+                    assert!(solution.bound <= least && least <= solution.cost);
+                    assert_eq!(solution.cost, evaluate(&large, &solution.choices));
+                }
+                Err(Failure::Infeasible { .. }) => assert_eq!(least(&large), Cost::INFINITE),
+                Err(Failure::TooLarge { .. }) => {}
+                Err(failure) => panic!("{failure}"),
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn runners_up_are_the_least_among_the_choices_that_have_the_state() {
     base::testing::cases(2000, |u| {
         let problem = problem(u)?;
