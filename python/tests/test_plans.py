@@ -15,6 +15,7 @@ from ranks import train
 from torch import nn
 
 import unisono
+from unisono._message import pack
 
 LAYERS = 3
 
@@ -408,6 +409,17 @@ def test_what_ranks_give_each_other_in_forward_runs_again_with_what_they_compute
     settings = {"recompute": "full", "micro_batches": micro_batches}
     plan = gives_what_one_device_gives({"a": 2}, pins, passes=True, **settings)
     assert plan["passes"]["recompute"] != ""
+
+
+def test_a_search_says_what_it_is_at(graphs):
+    lines = []
+    cluster = machine(memory_bandwidth=1e11, flops=1e12, latency_ns=1e4, bandwidth=1e10)
+    settings = pack({"ranks": 4, "effort": "quick"})
+    graphs(8).native.plan(cluster, settings, None, lines.append, 0.0)
+    assert any(line.endswith(" s: a quick search on ranks=4") for line in lines), lines
+    said = len(lines)
+    graphs(8).native.plan(cluster, settings, None, lines.append)
+    assert len(lines) == said, "a short search says nothing"
 
 
 PAIRS = list(itertools.product(FAMILIES, FAMILIES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,4 +104,10 @@ class Planning:
                 code="U0205",
                 hint='give the mesh an axis of them, as in mesh={"stages": 2, "data": 4}, or leave them out',
             )
-        return Plan(graph.plan(self.cluster, pack(settings), _profile.cache_folder()), graph, settings=settings)
+        native = graph.plan(self.cluster, pack(settings), _profile.cache_folder(), _say)
+        return Plan(native, graph, settings=settings)
+
+
+def _say(line: str) -> None:
+    """Says what a long search for a plan is at."""
+    print(f"unisono, planning: {line.lstrip()}", file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 //! `unisono plan`: find the plan of a captured step for a cluster.
 
 mod other;
-mod progress;
 
 use std::{
     io::Write,
@@ -19,7 +18,6 @@ use plan::{
 };
 use serde::Serialize;
 
-use self::progress::Progress;
 use crate::files;
 
 /// What is computed again in backward.
@@ -189,8 +187,12 @@ impl Plan {
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let before = cpu_seconds();
-        let progress = Progress::new();
-        let telling = |mesh: &Mesh, effort| progress.tell(mesh, effort);
+        let progress = plan::Progress::new(None);
+        let telling = |mesh: &Mesh, effort| {
+            if let Some(line) = progress.line(mesh, effort) {
+                drop(writeln!(std::io::stderr(), "{line}"));
+            }
+        };
         let plan = plan::plan_telling(&graph, &cluster, &settings, Some(&telling), tell)?;
         let searched = before.zip(cpu_seconds()).map(|(before, after)| after - before);
         if let Some(path) = &self.output {
@@ -362,12 +364,6 @@ fn cpu_seconds() -> Option<f64> {
     Some(ticks.sum::<Option<f64>>()? / TICKS)
 }
 
-/// A mesh as `--mesh` has it.
-fn axes(mesh: &Mesh) -> String {
-    let axes: Vec<String> = mesh.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
-    axes.join(",")
-}
-
 /// Says what a quick search predicts for each mesh.
 fn tell(candidates: &[Candidate]) {
     for Candidate { mesh, prediction, .. } in candidates {
@@ -375,7 +371,7 @@ fn tell(candidates: &[Candidate]) {
             || "no faster plan within the memory limit by a quick search".into(),
             |found| format!("{} and {} by a quick search", Nanos(found.step_ns), Bytes(found.peak_bytes)),
         );
-        drop(writeln!(std::io::stderr(), "mesh {}: {took}", axes(mesh)));
+        drop(writeln!(std::io::stderr(), "mesh {}: {took}", mesh.text()));
     }
 }
 

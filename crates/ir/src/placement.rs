@@ -312,6 +312,12 @@ impl Mesh {
         self.time_axis().map_or(1, |axis| axis.size)
     }
 
+    /// The axes with their sizes, as users write them: `data=2,tensor=4`.
+    pub fn text(&self) -> String {
+        let axes: Vec<String> = self.axes.iter().map(|axis| format!("{}={}", axis.name, axis.size)).collect();
+        axes.join(",")
+    }
+
     /// Whether one rank does everything at once.
     pub fn is_trivial(&self) -> bool {
         self.axes.iter().all(|axis| axis.size == 1)

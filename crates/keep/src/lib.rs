@@ -11,7 +11,7 @@ use std::{
 use base::{Fingerprint, Fingerprinter, Result};
 use cluster::Cluster;
 use ir::Graph;
-use plan::{Plan, PlanSettings, plan_graph};
+use plan::{Plan, PlanSettings, Telling, plan_telling};
 
 /// Begins a file; the fingerprint of what is below the line follows.
 const HEADER: &str = "# kept with fingerprint ";
@@ -45,19 +45,20 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The plan for a captured graph, kept or new. `planner` is the [`program`] that plans: another one makes other plans.
+    /// The plan for a captured graph, kept or new. `planner` is the [`program`] that plans: another one makes other plans. `telling` hears where a search is.
     pub fn plan(
         &self,
         planner: Fingerprint,
         graph: &Graph,
         cluster: &Cluster,
         settings: &PlanSettings,
+        telling: Option<Telling<'_>>,
     ) -> Result<Plan> {
         let file = self.plan_file(planner, graph, cluster, settings);
         if let Some(plan) = read_plan(&file) {
             return Ok(plan);
         }
-        let plan = plan_graph(graph, cluster, settings)?;
+        let plan = plan_telling(graph, cluster, settings, telling, |_| {})?;
         keep(&file, &with_fingerprint(plan.text().as_bytes()));
         Ok(plan)
     }
@@ -203,7 +204,7 @@ mod tests {
         let settings =
             PlanSettings { mesh: [("a".to_owned(), ranks)].into_iter().collect(), ..PlanSettings::default() };
         let graph = Graph::from_text("step", GRAPH).unwrap();
-        kept.plan(Fingerprint::of(planner.as_bytes()), &graph, &machine(), &settings).unwrap()
+        kept.plan(Fingerprint::of(planner.as_bytes()), &graph, &machine(), &settings, None).unwrap()
     }
 
     fn plans(kept: &Kept) -> Vec<PathBuf> {

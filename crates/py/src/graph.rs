@@ -152,22 +152,37 @@ impl Graph {
     }
 
     /// The plan of a step on a cluster; `settings` is MessagePack of the planner's settings. With a `folder` it is taken from there, if it was
-    /// made before, and else kept there.
-    #[pyo3(signature = (cluster, settings, folder=None))]
+    /// made before, and else kept there. `say` hears, from any thread, a line of what a long search is at
+    /// every so many seconds.
+    #[pyo3(signature = (cluster, settings, folder=None, say=None, every=None))]
+    #[expect(clippy::needless_pass_by_value, reason = "as Python gives them")]
     fn plan(
         &self,
         py: Python<'_>,
         cluster: &str,
         settings: &[u8],
         folder: Option<PathBuf>,
+        say: Option<Py<PyAny>>,
+        every: Option<f64>,
     ) -> PyResult<Plan> {
         let planner = planner(py)?;
+        let progress = plan::Progress::new(
+            every.and_then(|seconds| std::time::Duration::try_from_secs_f64(seconds).ok()),
+        );
+        let telling = |mesh: &ir::Mesh, effort| {
+            if let Some((say, line)) = say.as_ref().zip(progress.line(mesh, effort)) {
+                // What cannot be said is no reason not to plan.
+                drop(Python::attach(|py| say.call1(py, (line,))));
+            }
+        };
         run(py, || {
             let cluster = Cluster::parse(cluster, "the cluster description")?;
             let settings = settings_of(settings)?;
             match folder.zip(planner) {
-                Some((folder, planner)) => Kept { folder }.plan(planner, &self.0, &cluster, &settings),
-                None => plan::plan_graph(&self.0, &cluster, &settings),
+                Some((folder, planner)) => {
+                    Kept { folder }.plan(planner, &self.0, &cluster, &settings, Some(&telling))
+                }
+                None => plan::plan_telling(&self.0, &cluster, &settings, Some(&telling), |_| {}),
             }
         })
         .map(Plan)

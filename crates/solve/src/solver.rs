@@ -24,6 +24,8 @@ pub struct Solver<'a> {
     cache: Cache,
     pruner: Pruner,
     orders: Orders,
+    /// The number of the units that nothing was too large in so far.
+    unit: usize,
     /// Budgets ask for the same again and again.
     known: Minima,
 }
@@ -36,7 +38,7 @@ impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
         let (store, cache, pruner, orders) = <(Store, Cache, Pruner, Orders)>::default();
-        Self { problem, options, store, cache, pruner, orders, known: Minima::default() }
+        Self { problem, options, store, cache, pruner, orders, unit: 0, known: Minima::default() }
     }
 
     /// The same, where another one found all this of an equal problem with equal options.
@@ -96,16 +98,15 @@ impl<'a> Solver<'a> {
             return Ok(known.clone());
         }
         statistics.solves += 1;
-        let mut units = UNITS.into_iter();
         let found = loop {
-            let unit = units.next().ok_or(Failure::CostOverflow)?;
+            let unit = *UNITS.get(self.unit).ok_or(Failure::CostOverflow)?;
             let (network, constant) = build(self.problem, &mut self.store, objective, unit);
             match self.minimise_network(network.clone(), kept, statistics) {
                 Ok((choices, minimum)) => {
                     let bound = constant + (minimum << unit);
                     break Minimum { choices: choices.into_iter().collect(), bound };
                 }
-                Err(Failure::CostOverflow) => {}
+                Err(Failure::CostOverflow) => self.unit += 1,
                 Err(failure) => return Err(self.blame(failure, &network, kept)),
             }
         };

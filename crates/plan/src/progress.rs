@@ -1,51 +1,49 @@
 //! What a search is at, said while it runs.
 
 use std::{
-    io::Write,
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use ir::Mesh;
-use plan::Effort;
 
-use super::axes;
+use crate::effort::Effort;
 
-/// A search says what it is at no more often than this, and not before it has taken that long.
+/// How often a search says what it is at where nothing else is asked for.
 const EVERY: Duration = Duration::from_secs(3);
 
-/// Says on stderr what a search is at.
+/// The lines that a long search says of what it is at.
 pub struct Progress {
     start: Instant,
+    /// It says something no more often than this, and not before it has taken that long.
+    every: Duration,
     /// When the next line is due, from the start on.
     due: Mutex<Duration>,
 }
 
 impl Progress {
-    /// Of a search that begins now.
-    pub fn new() -> Self {
-        Self { start: Instant::now(), due: Mutex::new(EVERY) }
+    /// Of a search that begins now; every three seconds where it is not said how often.
+    pub fn new(every: Option<Duration>) -> Self {
+        let every = every.unwrap_or(EVERY);
+        Self { start: Instant::now(), every, due: Mutex::new(every) }
     }
 
-    /// The search turns to a mesh.
-    pub fn tell(&self, mesh: &Mesh, effort: Effort) {
-        if let Some(line) = self.line(self.start.elapsed(), mesh, effort) {
-            drop(writeln!(std::io::stderr(), "{line}"));
-        }
+    /// What is said when the search turns to a mesh; nothing where too little time has passed.
+    pub fn line(&self, mesh: &Mesh, effort: Effort) -> Option<String> {
+        self.line_after(self.start.elapsed(), mesh, effort)
     }
 
-    /// What is said after so long; nothing where too little time has passed.
-    fn line(&self, after: Duration, mesh: &Mesh, effort: Effort) -> Option<String> {
+    fn line_after(&self, after: Duration, mesh: &Mesh, effort: Effort) -> Option<String> {
         let mut due = self.due.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if after < *due {
             return None;
         }
-        *due = after + EVERY;
+        *due = after + self.every;
         let search = match effort {
             Effort::Quick => "a quick search",
             Effort::Full => "a search with all effort",
         };
-        Some(format!("{:4} s: {search} on {}", after.as_secs(), axes(mesh)))
+        Some(format!("{:4} s: {search} on {}", after.as_secs(), mesh.text()))
     }
 }
 
@@ -59,10 +57,10 @@ mod tests {
     #[test]
     fn a_long_search_says_now_and_then_what_it_is_at() {
         let mesh = Mesh { axes: vec![MeshAxis::ranks("data", 2), MeshAxis::micro_batches(4)] };
-        let progress = Progress::new();
+        let progress = Progress::new(None);
         let said: Vec<String> = [1, 2, 3, 4, 5, 6, 20, 22, 23]
             .into_iter()
-            .filter_map(|seconds| progress.line(Duration::from_secs(seconds), &mesh, Effort::Quick))
+            .filter_map(|seconds| progress.line_after(Duration::from_secs(seconds), &mesh, Effort::Quick))
             .collect();
         let on = "s: a quick search on data=2,micro_batches=4";
         assert_eq!(said, [3, 6, 20, 23].map(|seconds| format!("{seconds:4} {on}")));
