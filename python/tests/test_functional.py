@@ -110,6 +110,21 @@ def a_dimension_that_is_dropped_in_place(x, y):
     return [made.t(), rows]
 
 
+def powers_in_place(x, y):
+    made = (x.abs() + 1.0).pow_(-0.5)
+    return [made, (y.abs() + 1.0).pow_(made)]
+
+
+def dimensions_that_are_made_and_change_places_in_place(x, y):
+    made = x + y
+    row = made[1]
+    made.unsqueeze_(0).transpose_(0, 2)
+    made[0].add_(y[:, :1])
+    row.mul_(3.0)
+    other = (x * y).t_().detach_()
+    return [made, row, other]
+
+
 def a_result_that_is_written_into_an_input(x, y):
     made = torch.div(x, y.norm(), out=y)
     torch.add(made, x, alpha=2.0, out=x)
@@ -140,6 +155,8 @@ CHANGES = [
     the_averages_of_a_batch_norm,
     a_part_that_is_split_off_unsafely,
     a_dimension_that_is_dropped_in_place,
+    powers_in_place,
+    dimensions_that_are_made_and_change_places_in_place,
     a_result_that_is_written_into_an_input,
 ]
 

@@ -142,7 +142,8 @@ class _Functional:
         if any(tensor is one for _, one in self._inputs):
             raise Unknown(func)
         args, kwargs = self._operands(node.args, node.kwargs)
-        view = getattr(getattr(_aten, func._schema.name.removeprefix("aten::")[:-1]), func._overloadname)
+        view = _overload_for(func, getattr(_aten, func._schema.name.removeprefix("aten::")[:-1]))
+        assert view is not None
         made = self._add(view, args, kwargs, result_of(view, args, kwargs))
         tensor.views, tensor.value = (*tensor.views, (made, None)), made
         self._tensors[node] = tensor
@@ -334,10 +335,14 @@ _PARTS = {
 }
 
 
+#: What makes of a tensor a view of what it was.
+_SHAPE_CHANGES = ("aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_", "aten::detach_")
+
+
 @functools.cache
 def _kind(func: torch._ops.OpOverload) -> str:
     """Whether an operation ``changes`` an operand or its shape, makes a ``view`` of its first, or (``""``) makes new tensors."""
-    if torch.Tag.inplace_view in func.tags and func._schema.name.startswith("aten::squeeze_"):
+    if func._schema.name in _SHAPE_CHANGES:
         return "changes shape"
     if func._schema.is_mutable:
         return "changes"
@@ -373,15 +378,24 @@ def _functional_form(func: torch._ops.OpOverload) -> _Form:
     if schema.name == name or torch.Tag.inplace_view in func.tags or not (only_first or name in _NAMES):
         raise Unknown(func)
     packet = getattr(_aten, _NAMES.get(name, name[:-1]), None)
-    form = getattr(packet, _OVERLOADS.get(str(func), schema.overload_name or "default"), None)
-    if form is None or form._schema.is_mutable or form._can_decompose():
+    form = _overload_for(func, packet) if packet is not None else None
+    if form is None or form._can_decompose():
         raise Unknown(func)
-    described = [[(one.name, str(one.type)) for one in other._schema.arguments] for other in (func, form)]
-    if described[0] != described[1] or len(form._schema.returns) != (
-        1 if only_first else len(schema.returns) + len(changed)
-    ):
+    if len(form._schema.returns) != (1 if only_first else len(schema.returns) + len(changed)):
         raise Unknown(func)
     return _Form(form, changed)
+
+
+def _described(func: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(one.name, str(one.type)) for one in func._schema.arguments]
+
+
+def _overload_for(func: torch._ops.OpOverload, packet: Any) -> torch._ops.OpOverload | None:
+    """The operation of a packet that takes the same arguments: of the same name if there is one (``pow_.Scalar`` is ``pow.Tensor_Scalar``)."""
+    first = _OVERLOADS.get(str(func), func._schema.overload_name or "default")
+    names = sorted(packet.overloads(), key=lambda name: name != first)
+    found = (getattr(packet, name) for name in names)
+    return next((one for one in found if not one._schema.is_mutable and _described(one) == _described(func)), None)
 
 
 @functools.cache
