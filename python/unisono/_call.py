@@ -115,7 +115,7 @@ class Caller:
             order = self._orders.get((len(arguments), tuple(named))) or self._ordered(len(arguments), tuple(named))
             arguments = tuple([given[index] for index in order[0]])
             named = {name: given[index] for name, index in order[1].items()}
-        leaves, structure = flatten((arguments, named))
+        leaves, structure = flatten((arguments, named), opens_objects=True)
         return Call((arguments, named), leaves, structure, [_kind(leaf, self._home) for leaf in leaves], leaves)
 
     def _ordered(self, count: int, names: tuple[str, ...]) -> tuple[list[int], dict[str, int]]:
