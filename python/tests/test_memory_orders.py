@@ -176,3 +176,38 @@ def test_results_lie_in_memory_as_the_graph_says(order):
     plain = msgpack.unpackb(graph.native.message())["graph"]
     ((returned, _),) = run_ranks([plain], [held], layouts=True)
     torch.testing.assert_close(returned[0], step(wanted).detach())
+
+
+def _net(weights_last: bool, *, volumes: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    conv, norm = (nn.Conv3d, nn.BatchNorm3d) if volumes else (nn.Conv2d, nn.BatchNorm2d)
+    net = nn.Sequential(
+        conv(3, 4, 3, padding=1), norm(4), nn.ReLU(), nn.Dropout(0.5), conv(4, 4, 1), nn.GroupNorm(2, 4)
+    )
+    order = torch.channels_last_3d if volumes else torch.channels_last
+    return net.to(memory_format=order) if weights_last else net
+
+
+def _noisy(net, x):
+    made = net(x)
+    return (made + torch.randn_like(made.exp())).square().mean((0, 2, 3) if made.dim() == 4 else (0, 2, 3, 4))
+
+
+@pytest.mark.parametrize("weights_last", [True, False])
+@pytest.mark.parametrize("volumes", [True, False])
+def test_numbers_are_drawn_in_the_order_of_eager_pytorch_where_channels_lie_last(weights_last, volumes):
+    net = _net(weights_last, volumes=volumes)
+    x = torch.randn(4, 3, 5, 6, 2) if volumes else torch.randn(4, 3, 5, 6)
+    x = x.contiguous(memory_format=torch.channels_last_3d if volumes else torch.channels_last)
+    step = unisono.parallelize(lambda x: _noisy(net, x), model=net, example=(x,), cluster=DEAR_COMPUTING)
+    torch.manual_seed(1)
+    wanted = _noisy(copy.deepcopy(net), x)
+    torch.manual_seed(1)
+    assert torch.allclose(step(x), wanted, atol=1e-5)
+
+
+def test_channels_stay_where_operations_want_them_if_nothing_is_drawn_in_their_order():
+    net = _net(True)[:3]
+    graph = unisono.capture(lambda x: net(x).sum(), model=net, example=(torch.randn(4, 3, 5, 6),))
+    copies = [line for line in graph.text().splitlines() if "= aten::clone" in line]
+    assert len(copies) == 1, copies  # of the weights

@@ -32,6 +32,7 @@ from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
+from unisono._capture.orders import Orders, Reordered
 from unisono._capture.outside import begins_at
 from unisono._capture.paths import Path, Walk
 from unisono._capture.places import read_back, too_many_choices, user_line
@@ -331,13 +332,15 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
     call are known where it cannot be captured otherwise.
     """
     given = Given(asked.call.values if asked.looks_first else None)
-    compiling = Compiling(given)
+    compiling, orders = Compiling(given), Orders()
     first: Exception | None = None
     while True:
         seen = None if changed is None else dict[Path, str]()
         compiling.told_of_none = None
         try:
-            found = _traced_as_told(asked, anew, compiling, given, seen)
+            found = _traced_as_told(asked, anew, compiling, given, orders, seen)
+        except Reordered:
+            continue
         except Exception as error:
             by_values = isinstance(error, StepError) and error.code == "U0101"
             if by_values and given.asked:
@@ -370,6 +373,7 @@ def _traced_as_told(
     anew: _Anew | None,
     compiling: Compiling,
     given: Given,
+    orders: Orders,
     changed: dict[Path, str] | None,
 ) -> _Found:
     train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first = asked
@@ -377,6 +381,7 @@ def _traced_as_told(
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises, compiling=compiling)
+    kept.orders = orders
     if anew is not None:
         kept.counts, kept.lists, kept.reads_clocks = [*anew.counts], [*anew.lists], anew.clocks
     start, may_be_there = Snapshot(kept.walk).with_entries(), True

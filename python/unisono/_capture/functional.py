@@ -391,7 +391,7 @@ def _described(func: torch._ops.OpOverload) -> list[tuple[str, str]]:
 
 
 def _overload_for(func: torch._ops.OpOverload, packet: Any) -> torch._ops.OpOverload | None:
-    """The operation of a packet that takes the same arguments: of the same name if there is one (``pow_.Scalar`` is ``pow.Tensor_Scalar``)."""
+    """The operation of a packet that takes the same arguments: by its name if it does (``pow_.Scalar`` is ``pow.Tensor_Scalar``)."""
     first = _OVERLOADS.get(str(func), func._schema.overload_name or "default")
     names = sorted(packet.overloads(), key=lambda name: name != first)
     found = (getattr(packet, name) for name in names)

@@ -27,6 +27,7 @@ from unisono._capture.counting import CannotCount, Counting, Counts, is_known_la
 from unisono._capture.guards import Guards
 from unisono._capture.known import follows_from_constants
 from unisono._capture.number import Number
+from unisono._capture.orders import Orders
 from unisono._capture.paths import Missing, Path, Walk, follow, put, shown
 from unisono._capture.places import read_back, user_line
 from unisono._capture.premises import Premises
@@ -56,6 +57,7 @@ class Kept:
         reads_clocks: whether clocks are read anew at each step.
         premises: what the step chooses by that is there before it.
         compiling: what code is told that asks whether a compiler runs it.
+        orders: what lies in memory otherwise than in eager PyTorch.
     """
 
     train_step: Callable[..., Any]
@@ -76,6 +78,7 @@ class Kept:
     reads_clocks: bool = False
     premises: Premises = field(default_factory=Premises)
     compiling: Compiling = field(default_factory=Compiling)
+    orders: Orders = field(default_factory=Orders)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from unisono._capture.generators import Generators, memory_of
+from unisono._capture.orders import Orders
 from unisono._capture.places import user_line
 from unisono.errors import StepError, UnsupportedError
 
@@ -74,9 +75,15 @@ class _Generator(torch.Generator):
 class Draws(TorchDispatchMode):
     """Keeps account of random operations, and lets those that a restored state asks for again give what they gave."""
 
-    def __init__(self, generators: Generators) -> None:
-        """Starts at the state that the generator has when the step begins; ``generators`` are the user's."""
+    def __init__(self, generators: Generators, orders: Orders) -> None:
+        """Starts at the state that the generator has when the step begins.
+
+        Args:
+            generators: the user's.
+            orders: is told like which tensors numbers are drawn.
+        """
         super().__init__()
+        self._orders = orders
         self._generators, self._own = generators, {memory_of(torch.default_generator)}
         self._point = self._newest = _Point()
         self._kept: dict[int, tuple[torch.Tensor, _Point]] = {}
@@ -150,6 +157,8 @@ class Draws(TorchDispatchMode):
             raise StepError(
                 "the step computes with the state of a random number generator", code="U0114", place=user_line()
             )
+        if _is_random(func):
+            self._orders.drawn(args)
         given = kwargs.get("generator")
         if given is not None and memory_of(given) not in self._own:
             return self._from_another(func, args, kwargs)

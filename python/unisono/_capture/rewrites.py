@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture import alignments, scaling, spectra
+from unisono._capture.orders import Orders
 from unisono._capture.settings import Comparisons
 
 #: Fused optimizer kernels, which take one list entry per parameter, with the functional operation and the positions of the arguments
@@ -78,6 +80,11 @@ _OTHERS = {
 class Rewrites(TorchDispatchMode):
     """Applies the rewrites to every operation that runs under it."""
 
+    def __init__(self, orders: Orders | None = None) -> None:
+        """Takes what is told of results that lie in memory otherwise than in eager PyTorch."""
+        super().__init__()
+        self._orders = orders or Orders()
+
     @staticmethod
     @functools.cache
     def wants(func: Any) -> bool:
@@ -126,10 +133,18 @@ class Rewrites(TorchDispatchMode):
         if name == "as_strided_" and _lies_so(*args, **kwargs):
             return args[0]
         if name in _ROW_MAJOR:
-            args = pytree.tree_map(_row_major, args)
-        if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
-            return torch.ops.aten._native_batch_norm_legit.default(*args)
+            given, args = args, pytree.tree_map(_row_major, args)
+            made = _normalised(func, args, kwargs)
+            is_other = any(map(operator.is_not, pytree.tree_iter(given), pytree.tree_iter(args)))
+            return self._orders.result(func, name, given, made) if is_other else made
         return func(*args, **kwargs)
+
+
+def _normalised(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives; batch norm by the operation that says which averages it writes."""
+    if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
+        return torch.ops.aten._native_batch_norm_legit.default(*args)
+    return func(*args, **kwargs)
 
 
 def _new_empty(func: Any, like: torch.Tensor, size: Any, stride: Any, **kwargs: Any) -> torch.Tensor:

@@ -61,6 +61,7 @@ from unisono._capture.optimizer import (
     state_of,
     traceable,
 )
+from unisono._capture.orders import Orders
 from unisono._capture.paths import Missing, follow, own_attributes, put, shown
 from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
@@ -129,6 +130,7 @@ def trace(
         buffers = {position: item.tensor for position, item in enumerate(inputs.inputs) if item.cls == "buffer"}
         first = run.recorder.record(run, fakes, fake_mode, leaves, buffers)
     assert run.traced is not None
+    kept.orders.require()
     written = [*run.writes.found.values(), *_written(first)]
     kept.note_written(written)
     # Outputs are detached, what is read is copied, and there is more of it in the next trace.
@@ -379,7 +381,7 @@ class _Run:
         self.rates = Rates(self.optimizers, self.reads)
         self.generators = Generators(self.kept.walk, {p[0]: fake for p, fake in read if not is_decay(p)})
         self.averages = Averages(self.kept.walk, {p[0]: fake for p, fake in read if is_decay(p)})
-        draws = Draws(self.generators)
+        draws = Draws(self.generators, self.kept.orders)
         dense = DenseGradients(self.optimizers, self.kept.told)
         live = LiveScalars(self.comparisons)
         self.own = Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients})
@@ -400,7 +402,7 @@ class _Run:
             draws.drawing(),
             self.generators.standing_in(),
             self.averages.noting(),
-            self.recorder.watched(_Watch(self.origins, draws, self.writes, self.reads.looked_up)),
+            self.recorder.watched(_Watch(self.origins, draws, self.writes, self.reads.looked_up, self.kept.orders)),
             self.schedules.noting(),
             self.rates.standing_in(),
             drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given, self.reads),
@@ -530,8 +532,10 @@ class _Run:
 class _Watch(Watch):
     """Lets operations of the step run with their origins, and under the modes that want them."""
 
-    def __init__(self, origins: OriginTracker, draws: Draws, writes: Writes, looked_up: LookedUp) -> None:
-        self._draws, self._writes, self._rewrites, self._looked_up = draws, writes, Rewrites(), looked_up
+    def __init__(
+        self, origins: OriginTracker, draws: Draws, writes: Writes, looked_up: LookedUp, orders: Orders
+    ) -> None:
+        self._draws, self._writes, self._rewrites, self._looked_up = draws, writes, Rewrites(orders), looked_up
         self.run = origins.run
 
     def wants(self, func: Any, args: Any, kwargs: Any, written: tuple[int, ...]) -> bool:
