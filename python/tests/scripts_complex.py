@@ -107,3 +107,25 @@ def complex_layers_are_trained_by_adam(parallelize):
     model = Phases()
     batch = torch.randn(8, 8, dtype=torch.cfloat), torch.randn(8, 4)
     return _trained(parallelize, model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), batch)
+
+
+class DiagonalStates(nn.Module):
+    """A state space model by its kernel: real parameters times the imaginary unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.turn = nn.Parameter(torch.rand(4, 3)), nn.Parameter(torch.randn(4, 3))
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rates = -torch.exp(self.decay) + 1j * self.turn
+        kernel = 2 * torch.exp(rates.unsqueeze(-1) * torch.arange(x.shape[1])).sum(1).real
+        spectrum = torch.fft.rfft(x.transpose(1, 2), n=2 * x.shape[1]) * torch.fft.rfft(kernel, n=2 * x.shape[1])
+        return self.out(torch.fft.irfft(spectrum, n=2 * x.shape[1])[..., : x.shape[1]].transpose(1, 2))
+
+
+@script
+def a_real_parameter_is_turned_by_the_imaginary_unit(parallelize):
+    model = DiagonalStates()
+    batch = torch.randn(4, 8, 4), torch.randn(4, 8, 1)
+    return _trained(parallelize, model, torch.optim.SGD(model.parameters(), lr=0.01), batch)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABCMeta
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -25,22 +28,34 @@ class Batch:
         return self.x * self.mask
 
 
+@dataclass
 class Kind:
     """A class that an object names."""
 
+    group: str
 
-class Store:
+
+class Store(Mapping):
     """What a graph holds, as libraries of graphs write it: entries by name, and the way back."""
 
-    def __init__(self, entries, owner):
+    def __init__(self, owner, entries):
         self.__dict__.update(entries=entries, owner=weakref.ref(owner), kind=Kind)
 
+    def __getitem__(self, name):
+        return self.entries[name]
 
-class Graph:
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+class PlainGraph:
     """A graph whose attributes are those of its store."""
 
     def __init__(self, **entries):
-        self.__dict__["store"] = Store(entries, self)
+        self.__dict__["store"] = Store(self, entries)
 
     def __getattr__(self, name):
         entries = self.__dict__["store"].entries
@@ -50,6 +65,9 @@ class Graph:
 
     def __setattr__(self, name, value):
         raise AttributeError(name)
+
+
+Graph = ABCMeta("Graph", (PlainGraph,), {})
 
 
 def training(loss_of):
@@ -140,3 +158,17 @@ def test_an_object_within_itself_and_what_nobody_can_pass_are_refused_by_their_n
     batch.itself = iter([1])
     with pytest.raises(StepError, match=r"argument `batch\.itself` is a list_iterator"):
         unisono.capture(step, model=model, optimizer=optimizer, example=(batch,))
+
+
+class Parts(tuple):
+    """A tuple that does not say how long it is, as those are written that would be misread as one dimension."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_a_tuple_beside_the_step_need_not_say_how_long_it_is():
+    parts = Parts((2.0, 1.0))
+    model, optimizer, step = training(lambda model, batch: loss_of_batch(model, batch) * next(iter(parts)))
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=(next(batches()),))
+    assert "2.0" in graph.text()

@@ -173,6 +173,84 @@ def test_a_schedule_changes_the_rate_between_steps_without_another_capture(tmp_p
 # On two ranks.
 
 
+class Decayed(optim.Optimizer):
+    """An optimizer of somebody's own that asks its count for a number, as those of libraries do where they are not compiled."""
+
+    def __init__(self, parameters: list[nn.Parameter], lr: float = 0.1, capturable: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "capturable": capturable})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            assert not group["capturable"], "capturable=True is for parameters on CUDA"
+            for p in group["params"]:
+                count = self.state[p].setdefault("step", torch.tensor(0.0))
+                count += 1
+                p.sub_(p.grad * group["lr"] / (1 - 0.9 ** count.item()))
+
+
+def test_an_optimizer_that_is_not_pytorchs_keeps_the_implementation_that_it_was_given():
+    def trained(parallelize: Callable[..., Any]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = Decayed([*model.parameters()])
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        x = torch.ones(4, 3)
+        step = parallelize(step, model=model, optimizer=optimizer, example=(x,))
+        return torch.stack([step(x).detach() for _ in range(3)])
+
+    assert torch.allclose(trained(unisono.parallelize), trained(lambda step, **_: step), atol=1e-6)
+
+
+class Late(optim.Optimizer):
+    """An optimizer that makes a part of its state in its second step."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if "average" in state:
+                state["change"] = p.grad - state["average"]
+            state["average"] = p.grad.clone()
+            p.sub_(0.1 * state.get("change", p.grad))
+
+
+class Listed(Late):
+    """An optimizer that keeps a list of tensors."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            before = self.state[p].get("change", [torch.zeros_like(p)])
+            self.state[p]["change"] = [before[0] + p.grad]
+            p.sub_(0.1 * self.state[p]["change"][0])
+
+
+@pytest.mark.parametrize("kind", [Late, Listed])
+def test_state_that_would_begin_anew_at_each_step_is_refused_by_its_name(kind: type[Late]):
+    model = nn.Linear(3, 2)
+    optimizer = kind([*model.parameters()])
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(StepError, match="in the optimizer's state \\(`change`\\)") as caught:
+        unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),))
+    assert caught.value.code == "U0103"
+
+
 class Net(nn.Module):
     """A convolution, a bias, a norm and a single number, beside matrices."""
 

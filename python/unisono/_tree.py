@@ -155,10 +155,12 @@ def _opened(
         return "registered", (cls, context), keys, entries
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
         return "named", cls, value._fields, value  # pyright: ignore[reportAttributeAccessIssue]
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in dataclasses.fields(value))
         return "dataclass", cls, names, [getattr(value, name) for name in names]
     content = value if isinstance(value, Mapping) else _dict_in(value)
+    if content is not None and around and not isinstance(value, dict) and _dict_in(value) is None:
+        return _opened_object(value, around)  # it knows more than its entries, such as the object around it
     if content is not None:
         return "mapping", cls, tuple(content.keys()), list(content.values())
     return None if around is None else _opened_object(value, around)
@@ -179,12 +181,14 @@ def _opened_object(value: Any, around: tuple[Any, ...]) -> tuple[str, Any, tuple
 
 def _is_an_object(value: Any) -> bool:
     """Whether all of a value is in its attributes."""
-    top = type(value).__module__.partition(".")[0]
+    kind = type(value)
+    module = sys.modules.get(kind.__module__)
+    # A class that is made by `ABCMeta`, say, names that module as its own.
+    top = kind.__module__.partition(".")[0] if getattr(module, kind.__name__, None) is kind else ""
     if isinstance(value, _NO_OBJECTS) or not hasattr(value, "__dict__") or top in ("torch", "numpy"):
         return False
-    is_plain = type(value).__new__ is object.__new__ or type(value).__basicsize__ <= _Bare.__basicsize__
-    slots = any(vars(kind).get("__slots__") for kind in type(value).__mro__)
-    return is_plain and not slots and (top not in sys.stdlib_module_names or type(value).__name__ in _NAMESPACES)
+    has_more = kind.__basicsize__ > _Bare.__basicsize__  # slots, or memory of a class in C
+    return not has_more and (top not in sys.stdlib_module_names or kind.__name__ in _NAMESPACES)
 
 
 class _Bare:

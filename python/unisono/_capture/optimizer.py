@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -66,6 +67,21 @@ class _FirstValues(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         self.first.setdefault(key, value)
         super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As of any dictionary, which does not ask ``__setitem__``."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *given: Any, **named: Any) -> None:  # type: ignore[override]
+        """The same."""
+        for key, value in dict(*given, **named).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> _FirstValues:  # type: ignore[override, misc]
+        self.update(other)
+        return self
 
 
 def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
@@ -255,6 +271,12 @@ def can_be_fused(group: dict[str, Any], target: Target) -> bool:
     return "fused" in group and group["fused"] is not False and not group.get("differentiable") and supported
 
 
+def _is_pytorchs(optimizer: Optimizer) -> bool:
+    """Whether PyTorch's own code takes the optimizer's step, which with ``capturable=True`` asks no tensor for its value."""
+    kinds = type(optimizer).__mro__
+    return any(kind is not Optimizer and kind.__module__.startswith("torch.optim.") for kind in kinds)
+
+
 def is_number(parameter: torch.Tensor, key: str, value: torch.Tensor) -> bool:
     """Whether a part of a parameter's state is a number of the step (its count, say), even if it is kept as a tensor."""
     return value.dim() == 0 and value.is_floating_point() and (parameter.dim() > 0 or key in _NUMBERS)
@@ -310,14 +332,16 @@ def _on_twins(
             group["fused"] = fused
         if "foreach" in group:
             group["foreach"] = False
-        if "capturable" in group:
+        if "capturable" in group and _is_pytorchs(optimizer):
             group["capturable"] = True
     given = [dict(group) for group in optimizer.param_groups]
     numbers = {id(values): _numbers(values) for values in made.values()}
+    tensors = {id(values): _tensors(values) for values in made.values()}
     try:
         yield
         _require_settings(optimizer, given)
         _require_numbers(made, numbers)
+        _require_tensors(made, tensors)
     finally:
         del optimizer.param_groups[len(real_groups) :]
         for group, real in zip(optimizer.param_groups, real_groups, strict=True):
@@ -350,6 +374,27 @@ def _require_numbers(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[i
         changed = next((key for key, number in _numbers(values).items() if number != was.get(key)), None)
         if changed is not None:
             raise _changed_once(f"keeps a number in the optimizer's state (`{changed}`)", "keep it as a tensor")
+
+
+def _require_tensors(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, list[int]]]) -> None:
+    """Refuses a step that keeps tensors in the optimizer's state that are none of the captured state."""
+    for values in made.values():
+        was = before.get(id(values), {})
+        for key, found in _tensors(values).items():
+            is_entry = isinstance(values[key], torch.Tensor) and len(was.get(key, ())) == 1
+            if found != was.get(key, []) and not is_entry:  # what takes an entry's place is its new value
+                raise _changed_once(
+                    f"keeps a tensor in the optimizer's state (`{key}`) that its first step has not made, or in a container",
+                    "let the first step make it, as an entry of the parameter's state",
+                )
+
+
+def _tensors(values: dict[str, Any]) -> dict[str, list[int]]:
+    """The tensors of each entry, by their ``id``."""
+    leaves = {
+        key: [one for one in pytree.tree_iter(value) if isinstance(one, torch.Tensor)] for key, value in values.items()
+    }
+    return {key: [*map(id, found)] for key, found in leaves.items()}
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

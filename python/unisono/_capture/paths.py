@@ -252,8 +252,9 @@ def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
         if len(value) <= _LONGEST:
             yield from ((("entry", key), part) for key, part in list(value.items()) if isinstance(key, _KEYS))
     elif isinstance(value, list | deque | tuple):
-        if len(value) <= _LONGEST:
-            yield from ((("entry", number), part) for number, part in enumerate(value))
+        entries = _entries(value)
+        if len(entries) <= _LONGEST:
+            yield from ((("entry", number), part) for number, part in enumerate(entries))
     elif isinstance(value, _FUNCTIONS):
         yield from _of_function(value)
     elif isinstance(value, nn.Module):
@@ -263,6 +264,13 @@ def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
             yield from _of_class(value)
     elif not isinstance(value, _UNINTERESTING) and is_looked_into(type(value)):
         yield from _of_object(value)
+
+
+def _entries(value: Any) -> Any:
+    """The entries of a list, a deque or a tuple, whatever a class of somebody's says of itself."""
+    if isinstance(value, tuple):
+        return tuple.__getitem__(value, slice(None))
+    return value
 
 
 def _of_object(value: Any) -> Iterator[tuple[Step, Any]]:

@@ -179,6 +179,12 @@ class Recorder(TorchDispatchMode):
             # What was lifted may be changed afterwards.
             func = _aten.lift_fresh_copy.default
         made = self._made(func, args, kwargs, facts)
+        if func is _aten._conj.default and isinstance(args[0], complex):
+            # Backward of a product with a complex number.
+            with _disable_current_modes():
+                number = torch.tensor(args[0].conjugate(), dtype=made.dtype)
+            self._track(made, self._constant(number))
+            return made
         node = called(
             self.graph,
             func,
