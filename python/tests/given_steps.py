@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 GRIDS = [torch.tensor([[1, 2, 3], [2, 3, 2]]), torch.tensor([[1, 1, 3], [1, 2, 4]])]
+LABELS = [torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 0, 1, 1, 2])]
 MASKS = [torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])]
 
 
@@ -59,6 +60,23 @@ def many_choices(model: nn.Module, x: torch.Tensor, mask: torch.Tensor) -> torch
     return sum(model(x[row]).square().sum() for row, one in enumerate(mask.flatten()) if one)
 
 
+def pairs_of_alike_labels(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    alike = (labels[:, None] == labels).byte()
+    unlike = alike ^ 1
+    first, second = torch.where(alike.fill_diagonal_(0))
+    far = torch.where(unlike)
+    made = model(x[:6])
+    return (made[first] - made[second]).square().mean() - (made[far[0]] * made[far[1]]).mean()
+
+
+def a_graph_normalised_by_degrees(model: nn.Module, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    real = edges[:, edges[0] != edges[1]]
+    edges = torch.cat([real, torch.arange(12).expand(2, 12)], 1)
+    scale = torch.zeros(12).index_add_(0, edges[1], torch.ones(edges.shape[1])).pow_(-0.5)
+    messages = model(x)[edges[0]] * (scale[edges[0]] * scale[edges[1]]).unsqueeze(-1)
+    return torch.zeros(12, 4).index_add_(0, edges[1], messages).square().mean()
+
+
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 STEPS: dict[Loss, list[torch.Tensor]] = {
     grids_as_lists: GRIDS,
@@ -70,6 +88,11 @@ STEPS: dict[Loss, list[torch.Tensor]] = {
     what_is_not_zero: MASKS,
     a_mask_that_is_filled: MASKS,
     many_choices: MASKS,
+    pairs_of_alike_labels: LABELS,
+    a_graph_normalised_by_degrees: [
+        torch.tensor([[0, 1, 2, 3], [1, 1, 0, 3]]),
+        torch.tensor([[0, 1, 2, 3], [1, 0, 0, 2]]),
+    ],
 }
 NAMES = {loss.__name__: loss for loss in STEPS}
 

@@ -157,6 +157,22 @@ def test_writing_into_parts_of_a_tensor_is_made_of_operations_that_can_be_sharde
         torch.testing.assert_close(state[f"params.{name}"], value.detach())
 
 
+def test_a_diagonal_that_is_filled_in_place_is_sharded_as_one():
+    linear = nn.Linear(6, 8)
+
+    def similarity(x):
+        made = linear(x)
+        return (made @ made.t()).fill_diagonal_(-9.0).logsumexp(1)
+
+    x = torch.randn(4, 6)
+    graph = unisono.capture(similarity, model=linear, example=(x,))
+    assert "aten::diagonal_scatter" in graph.text()
+    assert "as_strided" not in graph.text()
+    assert "runs replicated" not in graph.plan("h100:1x2").explain()
+    (returned,), _ = run_graph(graph, [(x,)])
+    torch.testing.assert_close(returned, similarity(x).detach())
+
+
 @pytest.mark.parametrize(
     ("pool", "shape"), [(nn.AdaptiveAvgPool1d(1), (4, 5, 6)), (nn.AdaptiveAvgPool2d(1), (4, 5, 3, 6))]
 )

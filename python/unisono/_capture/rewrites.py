@@ -160,10 +160,16 @@ def _new_empty(func: Any, like: torch.Tensor, size: Any, stride: Any, **kwargs: 
 
 
 def _strided(func: Any, x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
-    """A view by strides as one that permutes dimensions, where it is no more than that; the backward of pooling makes such."""
+    """A view by strides as one that permutes dimensions, where it is no more than that; the backward of pooling makes such.
+
+    Or as the diagonal of a matrix, as which ``fill_diagonal_`` has it.
+    """
+    is_here = offset in (None, x.storage_offset())
+    if x.dim() == 2 and is_here and [*size] == [min(x.shape)] and [*stride] == [sum(x.stride())] and size[0] > 1:
+        return torch.ops.aten.diagonal.default(x)
     order = sorted((dim for dim in range(len(size)) if size[dim] != 1), key=lambda dim: -stride[dim])
     shape = [size[dim] for dim in order]
-    has_all = math.prod(size) == x.numel() and offset in (None, x.storage_offset()) and x.is_contiguous()
+    has_all = math.prod(size) == x.numel() and is_here and x.is_contiguous()
     if not has_all or [stride[dim] for dim in order] != list(make_contiguous_strides_for(shape)):
         return func(x, size, stride, offset)
     back = sorted(range(len(order)), key=order.__getitem__)
