@@ -1,6 +1,6 @@
 """Whole training steps (forward, backward, AdamW) of wider models: Unisono beside eager PyTorch and Inductor, on one thread.
 
-    python benches/whole_steps.py [--models PART] [--without-inductor] [--rounds N]
+    python benches/whole_steps.py [--models PART] [--memory default|kept] [--without-inductor] [--rounds N] [--warm N]
 
 CPU time of a step, the least of some rounds that take turns in one process; each model once with memory as glibc gives it (*default*)
 and once with memory that it keeps (*kept*). `torch.compile` takes forward and loss, and an optimizer of PyTorch's follows, fused or
@@ -124,11 +124,11 @@ def ways(name: str, inductor: bool) -> dict[str, Callable[[], torch.Tensor]]:
     return {way: (lambda step=step: step(*values)) for way, step in found.items()}
 
 
-def measured(name: str, inductor: bool, rounds: int) -> dict[str, dict[str, float]]:
-    """For each way the least milliseconds of a step, its page faults, and the loss after some steps."""
+def measured(name: str, inductor: bool, rounds: int, warm: int) -> dict[str, dict[str, float]]:
+    """For each way the least milliseconds of a step, its page faults, and the loss after the steps that warm up."""
     torch.manual_seed(1)
     steps = ways(name, inductor)
-    losses = {way: [float(step()) for _ in range(3)][-1] for way, step in steps.items()}
+    losses = {way: [float(step()) for _ in range(warm)][-1] for way, step in steps.items()}
     best, faults = dict.fromkeys(steps, math.inf), dict.fromkeys(steps, math.inf)
     for _ in range(rounds):
         for way, step in steps.items():
@@ -143,17 +143,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="only models whose name has this in it")
     parser.add_argument("--without-inductor", action="store_true")
+    parser.add_argument("--memory", choices=["default", "kept"], nargs="+", default=["default", "kept"])
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--warm", type=int, default=3, help="steps before them")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
-        print(json.dumps(measured(chosen.child, not chosen.without_inductor, chosen.rounds)))
+        print(json.dumps(measured(chosen.child, not chosen.without_inductor, chosen.rounds, chosen.warm)))
         return
     titled = False
     for name in (one for one in MODELS if chosen.models in one):
-        for memory, variables in (("default", {}), ("kept", kernels.KEPT)):
+        for memory in chosen.memory:
+            variables = kernels.KEPT if memory == "kept" else {}
             command = [sys.executable, *sys.argv, "--child", name]
             ended = subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, check=True, text=True)
             row = json.loads(ended.stdout.splitlines()[-1])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 
 import pytest
 import torch
 from backend import compiled, fresh
+
+from unisono import _backend
 
 FUNCTIONS, TOGETHER = 200, 25
 SIZE = 4
@@ -85,3 +88,13 @@ def test_what_random_functions_return_shares_memory_as_in_eager_pytorch(first):
         with fresh():
             found = seen(compiled(function), seed)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=lambda text, s=seed: f"seed {s}: {text}")
+
+
+def test_a_size_that_is_a_product_of_three_is_computed() -> None:
+    """PyTorch writes such products with one `operator.mul`, which takes two, and loses the third size when it writes the graph as code."""
+    graph = torch.fx.Graph()
+    sizes = [graph.placeholder(name) for name in "abc"]
+    graph.output(graph.call_function(operator.mul, (*sizes, *sizes[:1])))
+    module = torch.fx.GraphModule({}, graph)
+    _backend._take_products_apart(module)
+    assert module(2, 3, 5) == torch.fx.Interpreter(module).run(2, 3, 5) == 60

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from backend import fresh
 
+from unisono import _devices
 from unisono._measure import peak_growth
 from unisono.errors import UnisonoError
 
@@ -103,7 +104,11 @@ def test_a_target_that_is_no_class_is_refused():
         trained(compiled, hidden, weight, target + 300)
 
 
-def test_logarithms_of_probabilities_are_not_held():
+# Where products are computed in `f32`, the logits are there in `f32` while they are rounded.
+@pytest.mark.parametrize(("narrow", "most"), [((), 2.2), (("bf16",), 3.2)])
+def test_logarithms_of_probabilities_are_not_held(narrow, most, monkeypatch):
+    monkeypatch.setattr(_devices, "narrow_types", lambda: narrow)
+
     def loss(hidden, weight, target):
         return F.cross_entropy((hidden @ weight.t()).float(), target)
 
@@ -111,4 +116,4 @@ def test_logarithms_of_probabilities_are_not_held():
     compiled = assert_as_eager(loss, inputs, bound=2e-2)
     logits = 256 * 8192 * 2
     assert peak_growth(lambda: trained(loss, *inputs)) > 5 * logits
-    assert peak_growth(lambda: trained(compiled, *inputs)) < 2.2 * logits
+    assert peak_growth(lambda: trained(compiled, *inputs)) < most * logits

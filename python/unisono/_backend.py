@@ -7,6 +7,8 @@ runs in one call. What cannot be lowered runs as PyTorch would run the graph, wi
 from __future__ import annotations
 
 import collections
+import functools
+import operator
 import re
 import threading
 import warnings
@@ -130,6 +132,7 @@ class _Compiled:
     """
 
     def __init__(self, graph: torch.fx.GraphModule, options: Options) -> None:
+        _take_products_apart(graph)
         self._graph, self._options = graph, options
         self._given_back: int | None = graph.meta.get(_GIVEN_BACK)
         self._programs: collections.OrderedDict[tuple[Any, ...], _Program] = collections.OrderedDict()
@@ -196,6 +199,8 @@ class _Program:
         fuse, match_eager = options.fuse, options.match_eager
         if fuse:
             captured = captured.split_dropout()
+            if device == _devices.HOST and not match_eager:
+                captured = captured.with_wide_products(_devices.narrow_types())
         slower = _choice.slower(captured, device, match_eager=match_eager) if fuse == "auto" else {}
         settings: dict[str, Any] = {"fuse": bool(fuse), "match_eager": match_eager, "slower": slower}
         lowered = lower_graph(captured, device=device, inner=sorted(inner), **settings)
@@ -222,6 +227,20 @@ class _Encoder(Encoder):
         frames = _FRAME.findall(node.meta.get("stack_trace") or "")
         file, line = next((frame for frame in reversed(frames) if is_the_users(frame[0])), ("", "0"))
         return Origin(file, int(line), "", "")
+
+
+def _take_products_apart(module: torch.fx.GraphModule) -> None:
+    """Makes products of two of those of more sizes. PyTorch writes `operator.mul` with three arguments where a size is a product of
+    three, which fails when it is called, and loses the third when the graph is written as code.
+    """
+    graph = module.graph
+    products = [node for node in graph.find_nodes(op="call_function", target=operator.mul) if len(node.args) > 2]
+    for node in products:
+        *others, last = node.args
+        with graph.inserting_before(node):
+            node.args = (functools.reduce(lambda a, b: graph.call_function(operator.mul, (a, b)), others), last)
+    if products:
+        module.recompile()
 
 
 def _tokens(module: torch.fx.GraphModule) -> set[int]:

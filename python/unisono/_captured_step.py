@@ -228,6 +228,8 @@ class CapturedStep:
             optimised, self.passes = graph.without_empty_parts(local), []
         if self._is_fused:
             optimised = optimised.for_kernels(cuda=self.device != _devices.HOST)
+            if self.device == _devices.HOST:
+                optimised = optimised.with_wide_products(_devices.narrow_types())
         # All ranks of a pipeline draw what the whole step does.
         self._draws = draws_numbers(optimised if self.plan.stages is None else graph)
         self._require_devices_alike()

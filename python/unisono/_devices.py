@@ -5,7 +5,9 @@ Nothing here knows the name of an accelerator: CUDA, ROCm, XPU, MPS, or a backen
 
 from __future__ import annotations
 
+import functools
 import os
+import platform
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,6 +71,18 @@ def take_own() -> str | None:
         )
     torch.accelerator.set_device_index(number)
     return kind
+
+
+@functools.cache
+def narrow_types() -> tuple[str, ...]:
+    """The element types of 16 bits that this processor has no instructions for products in, so that PyTorch takes several times as long for
+    them as in `f32`. Nothing is known of other processors than x86-64.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64") or not torch.backends.mkldnn.is_available():
+        return ()
+    library = torch.ops.mkldnn
+    supported = {"bf16": library._is_mkldnn_bf16_supported(), "f16": library._is_mkldnn_fp16_supported()}
+    return tuple(name for name, is_supported in supported.items() if not is_supported)
 
 
 def current() -> torch.device:

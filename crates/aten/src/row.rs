@@ -40,6 +40,9 @@ pub struct Row {
     pub random: Random,
     /// The operands that are the matrices of a product: how they lie in memory changes nothing of the result, and little of what it takes.
     pub matrices: &'static [usize],
+    /// Whether it multiplies matrices, as convolutions and attention do too. Processors without instructions for products in 16 bits take
+    /// several times as long for them as in `f32`.
+    pub multiplies: bool,
     /// What it draws, if each number can follow from the place of an element alone.
     pub draws: Option<Draw>,
     /// The argument that only tells its random numbers from those of other calls.
@@ -361,6 +364,7 @@ impl Row {
             workspace: None,
             random: Random::No,
             matrices: &[],
+            multiplies: false,
             draws: None,
             number: None,
             in_place: false,
@@ -488,6 +492,11 @@ impl Row {
 
     pub(crate) const fn matrices(mut self, operands: &'static [usize]) -> Self {
         self.matrices = operands;
+        self
+    }
+
+    pub(crate) const fn multiplies(mut self) -> Self {
+        self.multiplies = true;
         self
     }
 

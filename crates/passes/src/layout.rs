@@ -76,10 +76,16 @@ impl Layout<'_, '_> {
         self.patch.push_value(self.source, CLONE, args, ty)
     }
 
-    /// The tensor with elements of another type, in the same order in memory.
+    /// The tensor with elements of another type, in the same order in memory; in row-major order where elements do not lie side by side.
     pub fn cast(&mut self, value: ValueId, dtype: Dtype) -> ValueId {
-        let ty = TensorType { dtype, ..self.patch.ty(value).clone() };
-        let settings = [Arg::Dtype(dtype), Arg::None, Arg::None, Arg::None, Arg::Bool(false), Arg::None];
+        let old = self.patch.ty(value);
+        let (format, strides) = if old.is_dense() {
+            (Arg::None, old.strides.clone())
+        } else {
+            (Arg::MemoryFormat("contiguous".into()), contiguous_strides(&old.shape))
+        };
+        let ty = TensorType { dtype, strides, ..old.clone() };
+        let settings = [Arg::Dtype(dtype), Arg::None, Arg::None, Arg::None, Arg::Bool(false), format];
         let args = std::iter::once(Arg::Value(value)).chain(settings).collect();
         self.patch.push_value(self.source, CAST, args, ty)
     }

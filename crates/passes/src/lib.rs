@@ -37,6 +37,7 @@ mod state_units;
 mod terms;
 mod turn_shards;
 mod wait_at_once;
+mod wide_products;
 mod without_collectives;
 
 pub use bucket_collectives::BucketCollectives;
@@ -69,4 +70,5 @@ pub use start_collectives::StartCollectives;
 pub use state_units::{Entry, Unit, state_units};
 pub use turn_shards::TurnShards;
 pub use wait_at_once::WaitAtOnce;
+pub use wide_products::WideProducts;
 pub use without_collectives::WithoutCollectives;

@@ -8,7 +8,7 @@ use crate::{
     BucketCollectives, CommonSubexpressions, CrossEntropy, DeadCode, DirectAxes, DirectCollectives,
     DrawByCounter, DropAliases, EmptyParts, GroupLists, HostState, JoinSlices, LateCasts, MergeViews,
     Offload, OrderCollectives, OrderStacks, Pieces, Positions, Recompute, ReduceDtype, SplitDropout,
-    StartCollectives, Stays, TurnShards, WaitAtOnce, WithoutCollectives, driver::Pass,
+    StartCollectives, Stays, TurnShards, WaitAtOnce, WideProducts, WithoutCollectives, driver::Pass,
 };
 /// The settings of the passes that have any; what is left out is as by default.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ pub fn scheduled(settings: &Settings) -> Vec<Box<dyn Pass>> {
 
 /// The pass called `name`.
 pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
-    let all: [Box<dyn Pass>; 23] = [
+    let all: [Box<dyn Pass>; 24] = [
         Box::new(DropAliases),
         Box::new(JoinSlices),
         Box::new(OrderStacks),
@@ -148,6 +148,7 @@ pub fn by_name(name: &str, settings: &Settings) -> Option<Box<dyn Pass>> {
         Box::new(SplitDropout),
         Box::new(CrossEntropy),
         Box::new(LateCasts),
+        Box::new(WideProducts { narrow: vec![Dtype::Bf16, Dtype::F16] }),
     ];
     all.into_iter().find(|pass| pass.name() == name)
 }

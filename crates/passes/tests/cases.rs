@@ -187,6 +187,11 @@ fn draw_by_counter() {
 }
 
 #[test]
+fn wide_products() {
+    check("wide_products");
+}
+
+#[test]
 fn split_dropout() {
     check("split_dropout");
 }

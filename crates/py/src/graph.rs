@@ -9,7 +9,7 @@ use aten::{Call, Random, RunTimeSizes};
 use base::{Code, Diagnostic, Fingerprint, Result};
 use cluster::Cluster;
 use cost::Operation;
-use ir::Placement;
+use ir::{Dtype, Placement};
 use keep::{Kept, Measured};
 use loops::Rounding;
 use passes::{Outcome, Settings, pipeline};
@@ -278,6 +278,16 @@ impl Graph {
             |graph| loops::partition(graph, Rounding::AtStores)
         };
         run(py, || passes::for_kernels(&self.0, partition)).map(Self)
+    }
+
+    /// The graph with products of these element types on the host computed in `f32`.
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
+    fn with_wide_products(&self, py: Python<'_>, narrow: Vec<String>) -> PyResult<Self> {
+        run(py, || {
+            let narrow = narrow.iter().filter_map(|name| Dtype::from_text(name)).collect();
+            passes::run(&[Box::new(passes::WideProducts { narrow })], &self.0, |_| {})
+        })
+        .map(Self)
     }
 
     /// The graph with operations like those of `searches` replaced, and how often. `make` gives for the types of what they read (element type,
