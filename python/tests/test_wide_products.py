@@ -109,7 +109,7 @@ def test_with_the_bits_of_eager_pytorch_products_stay(narrow: None) -> None:
 
 def test_a_step_computes_its_products_in_f32_and_is_predicted_so(narrow: None) -> None:
     torch.manual_seed(0)
-    model, x = Network().bfloat16(), torch.randn(64, 32, dtype=torch.bfloat16)
+    model, x = Network().bfloat16(), torch.randn(4096, 32, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train_step(x: torch.Tensor) -> torch.Tensor:
@@ -123,3 +123,6 @@ def test_a_step_computes_its_products_in_f32_and_is_predicted_so(narrow: None) -
     losses = [float(step(x)) for _ in range(3)]
     assert losses[2] < losses[1] < losses[0]
     assert "wide_products" in step.rank_graph.text()
+    assert 'narrow = ["bf16", "f16"]' in step.plan.text
+    measured = max(step.measure(x, repeats=1)["peak_bytes"])
+    assert abs(step.plan.prediction["peak_bytes"] - measured) <= 0.05 * measured

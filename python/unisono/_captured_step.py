@@ -89,7 +89,9 @@ class CapturedStep:
             mesh = {} if session.searches_mesh else self._mesh
             self.cluster = _profile.completed(self.cluster, graph, mesh, self.ranks, self.device)
         described = time.perf_counter()
-        planning = Planning(session, self._inputs.inputs, self.cluster, self._is_fused, micro_batches)
+        self._narrow = list(_devices.narrow_types()) if self._is_fused and self.device == _devices.HOST else []
+        settings = self._is_fused, self._narrow, micro_batches
+        planning = Planning(session, self._inputs.inputs, self.cluster, *settings)
         self.plan = planning.plan(graph, plan)
         self._prepare(graph)
         self.seconds = Seconds(captured - start, described - captured, time.perf_counter() - described)
@@ -228,8 +230,7 @@ class CapturedStep:
             optimised, self.passes = graph.without_empty_parts(local), []
         if self._is_fused:
             optimised = optimised.for_kernels(cuda=self.device != _devices.HOST)
-            if self.device == _devices.HOST:
-                optimised = optimised.with_wide_products(_devices.narrow_types())
+            optimised = optimised.with_wide_products(self._narrow)
         # All ranks of a pipeline draw what the whole step does.
         self._draws = draws_numbers(optimised if self.plan.stages is None else graph)
         self._require_devices_alike()

@@ -28,6 +28,7 @@ class Planning:
         inputs: the inputs of the step.
         cluster: the description of the machine.
         fuse: whether groups of operations run as kernels.
+        narrow: the element types whose products kernels compute in `f32`.
         micro_batches: numbers of slices, of which the first is taken that the step can be made into.
     """
 
@@ -35,6 +36,7 @@ class Planning:
     inputs: Sequence[StepInput]
     cluster: str
     fuse: bool
+    narrow: Sequence[str]
     micro_batches: Sequence[int | None]
 
     def plan(self, graph: _native.Graph, given: Plan | str | Path | None) -> Plan:
@@ -53,7 +55,7 @@ class Planning:
         text = session.ranks.tell(answer)
         found = found or Plan(text, graph)
         found.cluster, found.memory_limit = self.cluster, limit
-        asked = {"memory_limit": limit, "pins": pins, "forbid": forbid, "fuse": self.fuse}
+        asked = {"memory_limit": limit, "pins": pins, "forbid": forbid, "fuse": self.fuse, "narrow": self.narrow}
         found.settings = found.settings or {"mesh": found.mesh, "micro_batches": found.micro_batches, **asked}
         if session.searches_mesh:
             session.take_mesh(found.mesh)
@@ -95,6 +97,7 @@ class Planning:
             "offload": session.offload,
             "reduce_dtype": session.reduce_dtype,
             "fuse": self.fuse,
+            "narrow": self.narrow,
         }
         if session.mesh.get(STAGES, 1) > 1 or settings.get("stages"):
             settings |= session.pipeline.settings()

@@ -184,6 +184,7 @@ impl Plan {
             offload: self.offload.map(Offload::setting),
             memory_limit: self.memory_limit()?,
             fuse: self.fuse,
+            narrow: Vec::new(),
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let before = cpu_seconds();

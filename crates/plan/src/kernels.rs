@@ -4,7 +4,7 @@
 use base::{Bytes, Result};
 use cluster::Cluster;
 use cost::Machine;
-use ir::{Dtype, RankGraph};
+use ir::RankGraph;
 use loops::Rounding;
 use passes::WideProducts;
 
@@ -13,25 +13,15 @@ use crate::{
     taken_apart::predicted_of,
 };
 
-/// How many times as fast products in `f32` are as those of element types that a processor has no instructions for, at least.
-const WITHOUT_INSTRUCTIONS: f64 = 2.0;
-
 /// A rank's graph after the passes as the simulator sees it under a plan.
-pub fn seen(graph: RankGraph, plan: &Plan, cluster: &Cluster) -> Result<RankGraph> {
+pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
     if !plan.kernels {
         return Ok(graph);
     }
     let partition = |graph: &_| loops::partition(graph, Rounding::AtStores);
     let graph = passes::for_kernels(&graph, partition)?;
-    let graph = passes::run(&[Box::new(WideProducts { narrow: narrow(cluster) })], &graph, |_| {})?;
+    let graph = passes::run(&[Box::new(WideProducts { narrow: plan.narrow.clone() })], &graph, |_| {})?;
     Ok(loops::fused(&graph, &partition(&graph)))
-}
-
-/// The element types that products are computed in `f32` for, where ranks are processors.
-fn narrow(cluster: &Cluster) -> Vec<Dtype> {
-    let rate = |dtype| cluster.device.matmul_rate(dtype);
-    let is_slow = |dtype: &Dtype| WITHOUT_INSTRUCTIONS * rate(*dtype) <= rate(Dtype::F32);
-    [Dtype::Bf16, Dtype::F16].into_iter().filter(is_slow).collect()
 }
 
 /// The plan with what it is predicted to take where groups of operations run as kernels; `programs` are what the first ranks of its stages run, or what
@@ -44,9 +34,7 @@ pub fn with_kernels(
 ) -> Result<Plan> {
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
-    plan.kernels = true;
-    let programs =
-        programs.into_iter().map(|program| seen(program, &plan, cluster)).collect::<Result<Vec<_>>>()?;
+    let programs = programs.into_iter().map(|program| seen(program, &plan)).collect::<Result<Vec<_>>>()?;
     if let Some(stages) = &mut plan.stages {
         let (with_kernels, of_each) = predicted_of(&programs, machine, limit)?;
         let Prediction { recomputed_ns, model_ns, bound_ns, .. } = plan.prediction;

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use base::{Code, Diagnostic, Fingerprint, Result};
 use indexmap::IndexMap;
-use ir::{AxisKind, Graph, Mesh, MeshAxis, Placement, RankGraph};
+use ir::{AxisKind, Dtype, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, partition_mesh};
@@ -100,6 +100,9 @@ pub struct Plan {
     /// Whether groups of operations were predicted as kernels.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kernels: bool,
+    /// The element types of 16 bits whose products were predicted in `f32`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub narrow: Vec<Dtype>,
     /// Inputs that are not replicated: a placement for each axis along which they are not.
     #[serde(with = "crate::text::inputs")]
     pub inputs: Layouts,
@@ -137,6 +140,7 @@ impl Plan {
             without_row_ns: BTreeMap::new(),
             passes: passes::Settings::default(),
             kernels: false,
+            narrow: Vec::new(),
             inputs: BTreeMap::new(),
             axes: IndexMap::new(),
         };

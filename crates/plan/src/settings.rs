@@ -63,6 +63,9 @@ pub struct PlanSettings {
     /// Whether groups of operations run as kernels.
     #[serde(default)]
     pub fuse: bool,
+    /// The element types of 16 bits whose products kernels compute in `f32`, because ranks are processors without instructions for them.
+    #[serde(default)]
+    pub narrow: Vec<Dtype>,
     /// How many chunks of the program each pipeline stage has; what suits the schedule where it is not said.
     #[serde(default)]
     pub chunks: Option<u32>,

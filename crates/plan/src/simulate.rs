@@ -14,7 +14,7 @@ use crate::{
 
 /// The timeline of a step of the program that `rank` runs under `plan`, its graph after the passes, where the rank stands for all.
 pub fn simulate_rank(graph: &RankGraph, plan: &Plan, cluster: &Cluster, rank: u32) -> Result<Timeline> {
-    sim::simulate_one(&seen(graph.clone(), plan, cluster)?, rank, Machine { cluster, mesh: &plan.mesh() })
+    sim::simulate_one(&seen(graph.clone(), plan)?, rank, Machine { cluster, mesh: &plan.mesh() })
 }
 
 /// Which ranks are simulated.
@@ -37,8 +37,7 @@ pub struct Pipeline {
 /// A step of the first rank of each stage under a plan with stages; none for a plan without.
 pub fn pipeline(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Option<Pipeline>> {
     let Some(programs) = stage_programs(graph, plan)? else { return Ok(None) };
-    let programs =
-        programs.into_iter().map(|program| seen(program, plan, cluster)).collect::<Result<Vec<_>>>()?;
+    let programs = programs.into_iter().map(|program| seen(program, plan)).collect::<Result<Vec<_>>>()?;
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     let timeline = sim::simulate_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
@@ -79,7 +78,7 @@ pub fn simulated_step(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<N
 
 /// The timeline of a step of `graph` under `plan`, by the programs that the ranks run.
 pub fn simulate_plan(graph: &Graph, plan: &Plan, cluster: &Cluster, ranks: Ranks) -> Result<Timeline> {
-    let of_rank = |rank| seen(program(graph, plan, rank, |_| {})?, plan, cluster);
+    let of_rank = |rank| seen(program(graph, plan, rank, |_| {})?, plan);
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
     match ranks {

@@ -41,6 +41,7 @@ pub fn plan_telling(
         return Ok(plan);
     }
     let programs = programs(graph, &plan, None)?;
+    let plan = Plan { kernels: true, narrow: settings.narrow.clone(), ..plan };
     with_kernels(plan, programs, cluster, settings.memory_limit(cluster))
 }
 

@@ -241,7 +241,7 @@ pub fn accounted(
     memory_limit: Option<u64>,
 ) -> Result<Account> {
     let mesh = plan.mesh();
-    let programs = programs(graph, plan, known)?.into_iter().map(|program| seen(program, plan, cluster));
+    let programs = programs(graph, plan, known)?.into_iter().map(|program| seen(program, plan));
     let programs = programs.collect::<Result<Vec<_>>>()?;
     let programs: Vec<&RankGraph> = programs.iter().collect();
     account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))

@@ -129,7 +129,7 @@ impl Costs {
     fn of(graph: &Graph, plan: &Plan, cluster: &Cluster) -> Result<Self> {
         let programs = match pipeline(graph, plan, cluster)? {
             Some(stages) => stages.programs,
-            None => vec![seen(program(graph, plan, 0, |_| {})?, plan, cluster)?],
+            None => vec![seen(program(graph, plan, 0, |_| {})?, plan)?],
         };
         let mesh = plan.mesh();
         let times = timed(&programs.iter().collect::<Vec<_>>(), Machine { cluster, mesh: &mesh })?;
