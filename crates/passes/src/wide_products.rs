@@ -116,7 +116,8 @@ impl Wide<'_> {
         let graph = self.graph;
         let ValueDef::Result(view, 0) = graph.values[value].def else { return None };
         let node = &graph.nodes[view];
-        let before = node.operands().next().filter(|_| self.facts.is_view(node))?;
+        let is_one = matches!(node.returns[..], [Return::Value(_)]);
+        let before = node.operands().next().filter(|_| is_one && self.facts.is_view(node))?;
         let (ty, of) = (graph.ty(value), graph.ty(before));
         (of.is_dense() && of.elements() == ty.elements() && of.dtype == ty.dtype).then_some((view, before))
     }
