@@ -12,7 +12,7 @@ use solve::{Options, Solver};
 
 use crate::{
     choice_tables::ChoiceTables,
-    chosen::{Chosen, State},
+    chosen::{Chosen, State, Weighed},
     forward::{Forward, Most, Pass},
     segments::Segments,
     stays::Ways,
@@ -35,14 +35,6 @@ const FEW: usize = 1 << 10;
 const HOST: [(State, i64); 2] = [(State::OnHost, 2), (State::Awaited, 100)];
 /// How many operations choices are counted over when single ones are changed.
 const COUNTED: usize = 1 << 21;
-
-/// Which choices are weighed in tables: with how many segments, at which moments of these, and how what is on the host counts.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Weighed {
-    segments: usize,
-    moments: Vec<usize>,
-    on_host: (State, i64),
-}
 
 /// Operations that run again, results on the host, and what they take.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,6 +2,17 @@
 
 use fixedbitset::FixedBitSet;
 
+/// Which choices are weighed in tables.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Weighed {
+    /// With how many segments.
+    pub segments: usize,
+    /// At which moments of these.
+    pub moments: Vec<usize>,
+    /// How what is on the host counts.
+    pub on_host: (State, i64),
+}
+
 /// What an operation's results are to backward.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum State {

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use solve::Minima;
 
 use crate::{
-    choices::Weighed,
+    chosen::Weighed,
     readings::{Reading, awaited, in_order, in_stage},
     stays::{Copies, Leaving, Link, Ways},
 };
