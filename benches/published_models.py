@@ -1,8 +1,8 @@
 """The decoders of published training runs, as `published.py` captures them.
 
-    python benches/published_models.py MODEL FILE [SEQUENCES]
+    python benches/published_models.py MODEL FILE [SEQUENCES [LENGTH]]
 
-writes the step of a model of `published.toml`, 64 sequences of 4,096 tokens, to a file that `unisono plan` reads.
+writes the step of a model of `published.toml`, 64 sequences of 4,096 tokens where no others are said, to a file that `unisono plan` reads.
 """
 
 from __future__ import annotations
@@ -280,9 +280,10 @@ def captured(shape: Shape, sequences: int, length: int, device: str) -> StepGrap
 
 
 def main() -> None:
-    name, file, *sequences = sys.argv[1:]
+    name, file, *sizes = sys.argv[1:]
+    sequences, length = [*map(int, sizes), *(64, 4096)[len(sizes) :]]
     models = tomllib.loads(Path(__file__).with_name("published.toml").read_text())["models"]
-    graph = captured(Shape(**models[name]), int(sequences[0]) if sequences else 64, 4096, "cuda")
+    graph = captured(Shape(**models[name]), sequences, length, "cuda")
     Path(file).write_bytes(graph.message)
 
 
