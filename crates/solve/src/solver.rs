@@ -24,7 +24,7 @@ pub struct Solver<'a> {
     cache: Cache,
     pruner: Pruner,
     orders: Orders,
-    /// The number of the units that nothing was too large in so far.
+    /// The number of the units in which no costs were too large so far.
     unit: usize,
     /// Budgets ask for the same again and again.
     known: Minima,
@@ -98,18 +98,22 @@ impl<'a> Solver<'a> {
             return Ok(known.clone());
         }
         statistics.solves += 1;
+        let mut number = if objective == Objective::Weights { 0 } else { self.unit };
         let found = loop {
-            let unit = *UNITS.get(self.unit).ok_or(Failure::CostOverflow)?;
+            let unit = *UNITS.get(number).ok_or(Failure::CostOverflow)?;
             let (network, constant) = build(self.problem, &mut self.store, objective, unit);
             match self.minimise_network(network.clone(), kept, statistics) {
                 Ok((choices, minimum)) => {
                     let bound = constant + (minimum << unit);
                     break Minimum { choices: choices.into_iter().collect(), bound };
                 }
-                Err(Failure::CostOverflow) => self.unit += 1,
+                Err(Failure::CostOverflow) => number += 1,
                 Err(failure) => return Err(self.blame(failure, &network, kept)),
             }
         };
+        if objective != Objective::Weights {
+            self.unit = number;
+        }
         if kept.is_empty() {
             self.known.0.push((objective, found.clone()));
         }
