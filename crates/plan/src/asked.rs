@@ -4,11 +4,11 @@ use std::{cell::OnceCell, collections::BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
-use ir::{Graph, Mesh, MeshAxis, STAGES};
+use ir::{Graph, Mesh, STAGES};
 use shard::canonical;
 
 use crate::{
-    divides::{nearest_slices, require_slices},
+    divides::{nearest_slices, require_slices, slices},
     effort::Effort,
     meshes::{Candidate, Prospect, prospect, search_meshes, suiting},
     pipelines::{InStages, search_stages},
@@ -97,7 +97,7 @@ impl Asked<'_> {
     /// The error of a limit that no plan keeps, with the number of micro-batches with which all ranks can shard the batch, where this one is too large for that.
     fn said_with_slices(&self, refused: Box<Diagnostic>, micro_batches: u32) -> Box<Diagnostic> {
         let (graph, ranks) = (canonical(self.cleaned), self.settings.mesh().ranks());
-        let divide = |count: u32| require_slices(&graph, &MeshAxis::micro_batches(count * ranks)).is_ok();
+        let divide = |count: u32| slices(&graph, count * ranks);
         if refused.code != Code::NO_PLAN || micro_batches == 1 || divide(micro_batches) {
             return refused;
         }

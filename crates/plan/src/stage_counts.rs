@@ -13,7 +13,7 @@ use shard::{canonical, stages::StageSet};
 
 use crate::{
     axis::PICOS_PER_NANO,
-    divides::require_slices,
+    divides::slices,
     folded::Folded,
     glance::{Glance, Outlook, extrapolated, glance_at_whole},
     meshes::{has_steered, meshes, samples},
@@ -286,8 +286,7 @@ fn promised(
     let of = |(count, stretch): (u32, f64)| (stretched(together, stages, stretch), count);
     let mut counts: Vec<(i64, u32)> = stretches.into_iter().map(of).collect();
     counts.sort_unstable();
-    let slices = |count: u32| require_slices(step.canonical, &MeshAxis::micro_batches(count)).is_ok();
-    let best = counts.into_iter().find(|(_, count)| slices(*count));
+    let best = counts.into_iter().find(|(_, count)| slices(step.canonical, *count));
     Ok(best.map(|(step_ns, micro_batches)| Promise { mesh, micro_batches, step_ns, expected: Vec::new() }))
 }
 
