@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 use base::{Code, Diagnostic, Result};
 use ir::{AxisKind, Graph, Mesh, MeshAxis, RankGraph};
 use schedule::{Kind, Placement, Schedule};
-use shard::{Assignment, partition, partition_mesh, stages::forward_end};
+use shard::{Assignment, partition, partition_mesh, partition_mesh_in_part, stages::forward_end};
 
 use crate::{
+    beyond::Known,
     candidates::{candidates, first_of_each_placement},
     cuts::Profile,
+    in_part::{InPart, Written},
     pipelines::Pipelines,
     stage_costs::costs,
     stages::Stages,
@@ -62,7 +64,7 @@ impl Pipelines<'_> {
     fn cut(&self, (way, first): (&[usize], &RankGraph), kind: Kind, schedule: &Schedule) -> Result<Cut> {
         let (stages, staged) = Stages::of(&self.searched.canonical, way, kind, schedule)?;
         let costs = costs(&in_chunks(first, &staged.graph), &schedule.placement, self.machine);
-        Ok(Cut { stages, staged, settled: None, costs, recomputed_ns: 0 })
+        Ok(Cut { stages, staged, written: None, costs, recomputed_ns: 0 })
     }
 
     /// The step in canonical form, each operation in a chunk of its own, so that those of a rank's graph say which one they are of.
@@ -96,22 +98,39 @@ impl Pipelines<'_> {
         passes::run(&passes::cleaned(self.searched.best.passes.without_checkpoints), graph, |_| {})
     }
 
-    /// Writes out the program of a cut, all micro-batches, and what its chunks cost in it.
+    /// Writes out the program of a cut, with all micro-batches or as many as say what all take, and what its chunks cost in it.
     pub fn write_out(&self, cut: &mut Cut) -> Result<()> {
-        if cut.settled.is_some() {
+        if cut.written.is_some() {
             return Ok(());
         }
         let whole = if let Some(whole) = self.whole.get() {
             whole
         } else {
-            let whole = partition_mesh(&self.numbered(), self.request.mesh, 0, self.decisions())?;
-            let whole = self.cleaned(&whole)?;
+            let whole = self.written_out()?;
             self.whole.get_or_init(|| whole)
         };
-        let settled = in_chunks(whole, &cut.staged.graph);
-        cut.costs = costs(&settled, &cut.costs.placement, self.machine);
-        cut.settled = Some(settled);
+        let written =
+            whole.map(|one| Ok(Written { program: in_chunks(&one.program, &cut.staged.graph), ..*one }))?;
+        cut.costs = costs(&written.longer.program, &cut.costs.placement, self.machine);
+        cut.written = Some(written);
         Ok(())
+    }
+
+    /// The program of all stages, its operations numbered.
+    fn written_out(&self) -> Result<Known<Written>> {
+        let (step, mesh) = (self.numbered(), self.request.mesh);
+        let written = |program: &RankGraph, micro_batches| -> Result<Written> {
+            Ok(Written { program: self.cleaned(program)?, micro_batches })
+        };
+        if let Some(InPart { few, more, left_out }) = self.part {
+            let of = |count| partition_mesh_in_part(&step, mesh, (0, count), self.decisions());
+            if let (Some(shorter), Some(longer)) = (of(few)?, of(more)?) {
+                let shorter = Some((written(&shorter, few)?, left_out));
+                return Ok(Known { longer: written(&longer, more)?, shorter });
+            }
+        }
+        let whole = partition_mesh(&step, mesh, 0, self.decisions())?;
+        Ok(Known::of_all(written(&whole, mesh.micro_batches())?))
     }
 
     /// Where to cut for chunks on stages, each once, those at which the slowest chunk takes least first.

@@ -103,6 +103,11 @@ impl Extent {
             Effort::Full if all * axes * axes > LARGE => Self::LARGE,
             Effort::Full => Self::SMALL,
         };
-        Self { is_vast: all > VAST, ..extent }
+        Self { is_vast: is_vast(nodes, mesh.micro_batches()), ..extent }
     }
+}
+
+/// Whether the program of so many operations is vast, its micro-batches written out.
+pub const fn is_vast(operations: usize, micro_batches: u32) -> bool {
+    operations * micro_batches as usize > VAST
 }

@@ -41,7 +41,7 @@ impl Run<'_> {
         let found = self.fitting(|passes| {
             let (few, more) = (self.scheduled(&few, passes)?, self.scheduled(&more, passes)?);
             grows &= more.step_ns >= few.step_ns;
-            Ok(more.beyond(&few, left_out))
+            Ok(more.of_layers(&few, left_out))
         })?;
         Ok(grows.then_some(found))
     }
@@ -96,7 +96,7 @@ impl Run<'_> {
         let (few, more) = (self.settled(&local.pair.from)?, self.settled(&local.pair.to)?);
         let step = |passes: &passes::Settings| -> Result<i64> {
             let few = self.scheduled(&few, passes)?;
-            Ok(self.scheduled(&more, passes)?.beyond(&few, local.left_out).step_ns)
+            Ok(self.scheduled(&more, passes)?.of_layers(&few, local.left_out).step_ns)
         };
         let most = step(known)? / 100 * (100 + SLOWER);
         let mut promising = Vec::new();

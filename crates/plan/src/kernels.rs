@@ -9,6 +9,7 @@ use loops::Rounding;
 use passes::WideProducts;
 
 use crate::{
+    beyond::Known,
     plan::{Plan, Prediction},
     taken_apart::predicted_of,
 };
@@ -24,23 +25,28 @@ pub fn seen(graph: RankGraph, plan: &Plan) -> Result<RankGraph> {
     Ok(loops::fused(&graph, &partition(&graph)))
 }
 
+/// The same of several.
+pub fn all_seen(graphs: &[RankGraph], plan: &Plan) -> Result<Vec<RankGraph>> {
+    graphs.iter().map(|graph| seen(graph.clone(), plan)).collect()
+}
+
 /// The plan with what it is predicted to take where groups of operations run as kernels; `programs` are what the first ranks of its stages run, or what
 /// one rank does that stands for all.
 pub fn with_kernels(
     mut plan: Plan,
-    programs: Vec<RankGraph>,
+    programs: &Known<Vec<RankGraph>>,
     cluster: &Cluster,
     limit: Option<u64>,
 ) -> Result<Plan> {
     let mesh = plan.mesh();
     let machine = Machine { cluster, mesh: &mesh };
-    let programs = programs.into_iter().map(|program| seen(program, &plan)).collect::<Result<Vec<_>>>()?;
+    let programs = programs.map(|of| all_seen(of, &plan))?;
     if let Some(stages) = &mut plan.stages {
         let (with_kernels, of_each) = predicted_of(&programs, machine, limit)?;
         let Prediction { recomputed_ns, model_ns, bound_ns, .. } = plan.prediction;
         plan.prediction = Prediction { recomputed_ns, model_ns, bound_ns, ..with_kernels };
         stages.predicted = of_each;
-    } else if let [program] = &programs[..] {
+    } else if let [program] = &programs.longer[..] {
         plan.prediction = plan.prediction.of(&sim::predict(program, machine)?, limit.map(Bytes), cluster);
     }
     Ok(plan)

@@ -9,25 +9,26 @@ use std::{cell::OnceCell, collections::BTreeSet};
 
 use base::{Code, Diagnostic, Result};
 use cost::Machine;
-use ir::RankGraph;
-use schedule::{Costs, Kind, Placement, Schedule};
+use schedule::{Costs, Kind, Name, Placement, Schedule};
 use shard::Assignment;
 
 use crate::{
     axis::PICOS_PER_NANO,
+    beyond::Known,
     candidates::{Candidate, Learned, candidates, first_of_each_placement, promised},
     effort::Extent,
     forward::Forward,
+    in_part::{InPart, Written, full},
     pins::Pins,
     plan::{Plan, Prediction, RunnerUp},
     recompute::{Corrections, corrected},
-    run::{Found, Recomputation, Request},
+    run::{Found, Offloading, Recomputation, Request},
     runners_up::MOST_RUNNERS_UP,
     search::{Searched, search, too_small},
     stages::Stages,
     stays::Ways,
     tried::{Cut, Trial, Tried},
-    wish::Wanted,
+    wish::{ScheduleWish, Wanted},
 };
 
 /// Shares of the memory of all stages, in percent, that plans along the other axes are searched for until one keeps the limit in each stage:
@@ -54,6 +55,9 @@ const MOST_SEARCHED: usize = 3;
 /// How much longer than what is known a pipeline takes at the costs of its chunks, in percent, that is not simulated: schedules that are searched for
 /// took up to a third less than that.
 const FAR_SLOWER: i64 = 75;
+
+/// Programs of more operations, micro-batches counted, are not written out to find what of them may be on the host.
+const MOST_WRITTEN: usize = 1 << 17;
 
 /// What a search for a plan with stages comes to.
 pub enum InStages {
@@ -110,9 +114,10 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
         }
         taken_apart.push(searched.best.assignments.clone());
         let extent = Extent::of(request.effort, searched.canonical.order.len(), request.mesh);
+        let part = part(request, wanted, &searched);
         let pipelines =
-            Pipelines { request, wanted, machine, searched: &searched, extent, whole: OnceCell::new() };
-        let found = pipelines.tried_best(&schedules)?;
+            Pipelines { request, wanted, machine, searched: &searched, extent, part, whole: OnceCell::new() };
+        let found = pipelines.tried_best(schedules.clone())?;
         let prediction = found[0].1;
         // Whatever holds less takes no less.
         let fastest = found.iter().map(|(_, one, _)| *one).min_by_key(|one| one.step_ns);
@@ -150,6 +155,25 @@ pub fn search_stages(request: &Request<'_>, wanted: Wanted<'_>) -> Result<InStag
     kept.ok_or_else(|| too_small(request.memory_limit.unwrap_or(0), &lightest.unwrap_or_default()))
 }
 
+/// What of the micro-batches of a vast program is written out: all where a schedule is searched for or given, or where what goes to the host is to be
+/// found, unless that would be too much.
+fn part(request: &Request<'_>, wanted: Wanted<'_>, searched: &Searched<'_>) -> Option<InPart> {
+    let micro_batches = request.mesh.micro_batches();
+    let full = match wanted.schedule {
+        None => Name::ALL.into_iter().filter_map(|(name, _)| full(Kind::Named(name))).max(),
+        Some(ScheduleWish::Kind(kind)) => full(*kind),
+        Some(ScheduleWish::File { .. }) => None,
+    };
+    let may_host = request.memory_limit.is_some() && request.cluster.device.host_bandwidth.is_some();
+    let operations = searched.canonical.order.len();
+    let stays = match request.offload {
+        None => !may_host || operations * micro_batches as usize > MOST_WRITTEN,
+        Some(offload) => offload == Offloading::None,
+    };
+    let of = |full| InPart::of(operations, (request.mesh.stages(), micro_batches), full);
+    full.filter(|_| stays).and_then(of)
+}
+
 /// The refusal of a search for all stages together, said of a rank of one.
 fn of_one(refused: Box<Diagnostic>, request: &Request<'_>) -> Box<Diagnostic> {
     let Some(limit) = request.memory_limit.filter(|_| refused.code == Code::NO_PLAN) else { return refused };
@@ -180,20 +204,27 @@ pub struct Pipelines<'a> {
     pub searched: &'a Searched<'a>,
     /// How much is tried.
     pub extent: Extent,
-    /// The program of all micro-batches, once it is needed, its operations numbered.
-    pub whole: OnceCell<RankGraph>,
+    /// What of the micro-batches is written out; none where all are.
+    pub part: Option<InPart>,
+    /// The program of all stages, once it is needed, its operations numbered.
+    pub whole: OnceCell<Known<Written>>,
 }
 
 impl Pipelines<'_> {
     /// Ways to take it apart, the best first; there is one.
-    fn tried_best(&self, schedules: &[(Kind, Schedule)]) -> Result<Vec<Tried>> {
+    fn tried_best(&self, mut schedules: Vec<(Kind, Schedule)>) -> Result<Vec<Tried>> {
+        if self.part.is_some() {
+            schedules.retain(|(kind, _)| full(*kind).is_some());
+        }
+        let schedules = &schedules[..];
         let mut cuts = self.cuts(schedules)?;
         if self.request.recompute == Some(Recomputation::Full) {
             cuts.iter_mut().try_for_each(|cut| self.write_out(cut))?;
             cuts = cuts.into_iter().map(|cut| self.all_again(cut)).collect::<Result<_>>()?;
         }
         let candidates = candidates(&cuts, schedules, self.extent.schedules);
-        let searches = self.wanted.may_search() && self.request.mesh.micro_batches() > 1;
+        let has_many = self.request.mesh.micro_batches() > 1 && self.part.is_none();
+        let searches = self.wanted.may_search() && has_many;
         // Of a large program schedules are searched for at once, which take no more than those with names at the costs of the chunks.
         let is_short = searches && self.extent.is_thrifty && self.has_room();
         if let Some(first) = candidates.first().filter(|first| self.is_far_slower(first)) {
@@ -346,7 +377,7 @@ impl Pipelines<'_> {
 
     /// A cut program of which all runs again in backward that can.
     fn all_again(&self, cut: Cut) -> Result<Cut> {
-        let forward = Forward::new(cut.settled()?, self.machine, Ways::AGAIN);
+        let forward = Forward::new(&cut.written()?.longer.program, self.machine, Ways::AGAIN);
         match forward.full(Ways::AGAIN) {
             Some(choice) => cut.again(&forward, &choice, self.machine),
             None => Ok(cut),
@@ -415,7 +446,7 @@ impl Pipelines<'_> {
 
     /// A schedule of a program of which so much runs again that it keeps a limit, or as much as can.
     fn lighter(&self, cut: &Cut, known: &Simulated<'_>, limit: Option<u64>) -> Result<Option<(Cut, Tried)>> {
-        let forward = Forward::of_stages(cut.settled()?, self.machine);
+        let forward = Forward::of_stages(&cut.written()?.longer.program, self.machine);
         let until = (limit, Corrections::OF_STAGES);
         let best = corrected(&forward, until, known.tried.1.peak_bytes, |choice| {
             if choice.again.is_clear() {
@@ -470,7 +501,7 @@ impl Pipelines<'_> {
 
     fn trial(&self) -> Trial<'_> {
         let (request, machine, passes) = (self.request, self.machine, &self.searched.best.passes);
-        Trial { request, machine, passes, is_vast: self.extent.is_vast }
+        Trial { request, machine, passes, part: self.part, is_vast: self.extent.is_vast }
     }
 
     /// The plan with the best of what was tried, which comes first.

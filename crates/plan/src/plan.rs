@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use ir::{AxisKind, Dtype, Graph, Mesh, MeshAxis, Placement, RankGraph};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
-use shard::{Assignment, partition_mesh};
+use shard::{Assignment, partition_mesh, partition_mesh_in_part};
 
 use crate::{
     divides::space,
@@ -275,9 +275,7 @@ impl Plan {
     /// The graph that a rank runs: `graph`, the step that the plan is for in canonical form, along each axis as decided. Fails where the
     /// plan is for another step.
     pub fn partition(&self, graph: &Graph, fingerprint: Fingerprint, rank: u32) -> Result<RankGraph> {
-        if self.graph != fingerprint {
-            return Err(foreign(&format!("its graph is {}, this step's is {fingerprint}", self.graph)));
-        }
+        self.check_graph(fingerprint)?;
         let mesh = self.mesh();
         if rank >= mesh.ranks() {
             let message = format!("a plan for {} ranks has no rank {rank}", mesh.ranks());
@@ -285,6 +283,25 @@ impl Plan {
                 .hint("start as many processes as the plan has ranks"));
         }
         partition_mesh(graph, &mesh, rank, |graph, axis| self.assignment(graph, axis))
+    }
+
+    /// The graph of the first rank with the first `micro_batches` alone; none where these do not say what all take.
+    pub fn partition_in_part(
+        &self,
+        graph: &Graph,
+        fingerprint: Fingerprint,
+        micro_batches: u32,
+    ) -> Result<Option<RankGraph>> {
+        self.check_graph(fingerprint)?;
+        let decide = |graph: &Graph, axis: &MeshAxis| self.assignment(graph, axis);
+        partition_mesh_in_part(graph, &self.mesh(), (0, micro_batches), decide)
+    }
+
+    fn check_graph(&self, fingerprint: Fingerprint) -> Result<()> {
+        if self.graph == fingerprint {
+            return Ok(());
+        }
+        Err(foreign(&format!("its graph is {}, this step's is {fingerprint}", self.graph)))
     }
 
     /// The decisions along an axis, on the graph that the axes outside it leave.

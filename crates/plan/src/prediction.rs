@@ -5,6 +5,8 @@ use cluster::Cluster;
 use memory::{ByCategory, Category};
 use serde::{Deserialize, Serialize};
 
+use crate::beyond::{Beyond, bytes_beyond, time_beyond};
+
 /// What a plan is expected to cost.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Prediction {
@@ -185,12 +187,9 @@ impl Prediction {
 
     /// What so many more layers take, where this one has one layer more than the other.
     #[must_use]
-    pub fn beyond(&self, shorter: &Self, layers: i64) -> Self {
-        let time = |of: fn(&Self) -> i64| (of(self) + (of(self) - of(shorter)) * layers).max(0);
-        let bytes = |of: fn(&Self) -> u64| {
-            let grown = i128::from(of(self)) - i128::from(of(shorter));
-            u64::try_from(i128::from(of(self)) + grown * i128::from(layers)).unwrap_or(0)
-        };
+    pub fn of_layers(&self, shorter: &Self, layers: i64) -> Self {
+        let time = |of: fn(&Self) -> i64| time_beyond(of(self), of(shorter), layers);
+        let bytes = |of: fn(&Self) -> u64| bytes_beyond(of(self), of(shorter), layers);
         let collectives = bytes(|one| u64::from(one.collectives));
         Self {
             step_ns: time(|one| one.step_ns),
@@ -239,5 +238,21 @@ impl Prediction {
         let parts = parts.iter().filter(|part| part.bytes > 0);
         let said: Vec<String> = parts.map(|part| format!("{} {}", Bytes(part.bytes), part.what)).collect();
         said.join(", ")
+    }
+}
+
+impl Beyond for Prediction {
+    fn beyond(self, shorter: &Self, rounds: i64) -> Self {
+        let grown = self.of_layers(shorter, rounds);
+        Self {
+            step_ns: grown.step_ns,
+            call_ns: grown.call_ns,
+            compute_ns: grown.compute_ns,
+            recomputed_ns: grown.recomputed_ns,
+            communication_ns: grown.communication_ns,
+            exposed_ns: grown.exposed_ns,
+            collectives: grown.collectives,
+            ..self
+        }
     }
 }

@@ -40,10 +40,10 @@ const FINALISTS: usize = 2;
 /// The same where nothing else keeps the memory limit.
 const LAST_RESORTS: usize = 4;
 
-/// At most so many micro-batches for each stage: more save little waiting, and each is written out.
+/// At most so many micro-batches for each stage, where no number is asked for: more save little waiting.
 const MOST_PER_STAGE: u32 = 4;
 
-/// Programs of more nodes, all micro-batches counted, are not tried.
+/// Programs of more nodes, all micro-batches counted, are not tried where no number is asked for.
 const MOST_NODES: usize = 1 << 17;
 
 /// What a step says of its batch, in canonical form with all its layers or fewer, and how many nodes it has with all.
@@ -269,9 +269,13 @@ fn promised(
         return Ok(None);
     }
     let rows = rows(step.canonical, within);
-    let counts = (2..=stages.saturating_mul(MOST_PER_STAGE).min(rows)).filter(|count| {
-        let is_asked = sought.micro_batches.is_none_or(|asked| asked == *count);
-        is_asked && rows.is_multiple_of(*count) && step.nodes * *count as usize <= MOST_NODES
+    let most = sought.micro_batches.unwrap_or_else(|| stages.saturating_mul(MOST_PER_STAGE));
+    let counts = (2..=most.min(rows)).filter(|count| {
+        let suits = match sought.micro_batches {
+            Some(asked) => asked == *count,
+            None => step.nodes * *count as usize <= MOST_NODES,
+        };
+        suits && rows.is_multiple_of(*count)
     });
     let stretches: Vec<(u32, f64)> = counts.map(|count| (count, stretch(stages, count))).collect();
     let shared = step.computed_ns / i64::from(within.ranks());

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 use shard::stages::{Staged, forward_end, staged};
 
 use crate::{
+    beyond::{Beyond, time_beyond},
+    in_part::{InPart, full},
     prediction::{is_zero, is_zero_ns},
     text::holders::Holders,
 };
@@ -144,6 +146,14 @@ impl Stages {
         Ok(schedule)
     }
 
+    /// What of the micro-batches of a step of so many operations is written out for its figures; none where all are.
+    pub fn in_part(&self, operations: usize, micro_batches: u32) -> Option<InPart> {
+        let stays = self.offload.is_empty() && self.host_state.is_empty();
+        full(self.schedule)
+            .filter(|_| stays)
+            .and_then(|full| InPart::of(operations, (self.count(), micro_batches), full))
+    }
+
     /// On which stage each chunk is.
     fn placement(&self) -> Placement {
         match self.schedule {
@@ -229,6 +239,16 @@ pub struct StagePrediction {
     /// The most that is on the host at once, that state included.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_bytes: u64,
+}
+
+impl Beyond for StagePrediction {
+    fn beyond(self, shorter: &Self, rounds: i64) -> Self {
+        Self {
+            busy_ns: time_beyond(self.busy_ns, shorter.busy_ns, rounds),
+            waiting_ns: time_beyond(self.waiting_ns, shorter.waiting_ns, rounds),
+            ..self
+        }
+    }
 }
 
 /// Where a stage begins.

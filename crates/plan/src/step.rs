@@ -6,11 +6,20 @@ use base::{Code, Diagnostic, Result};
 use cluster::Cluster;
 use ir::{Graph, RankGraph};
 use passes::{EmptyParts, Outcome, pipeline};
-use shard::canonical;
+use schedule::Schedule;
+use shard::{canonical, stages::Staged};
 
 use crate::{
-    asked::Asked, kernels::with_kernels, meshes::Candidate, plan::Plan, run::Telling, settings::PlanSettings,
-    stages::Stages, taken_apart::taken_apart,
+    asked::Asked,
+    beyond::Known,
+    in_part::{Written, of_whole, schedule_of},
+    kernels::with_kernels,
+    meshes::Candidate,
+    plan::Plan,
+    run::Telling,
+    settings::PlanSettings,
+    stages::Stages,
+    taken_apart::{all_with_again, taken_apart},
 };
 
 /// A captured graph without what nothing needs. The planner sees this one.
@@ -42,7 +51,7 @@ pub fn plan_telling(
     }
     let programs = programs(graph, &plan, None)?;
     let plan = Plan { kernels: true, narrow: settings.narrow.clone(), ..plan };
-    with_kernels(plan, programs, cluster, settings.memory_limit(cluster))
+    with_kernels(plan, &programs, cluster, settings.memory_limit(cluster))
 }
 
 /// The graph of `rank` under a plan for `graph`, in which all ranks are alike but for the sizes of their parts. On one rank it is the captured graph itself.
@@ -61,17 +70,23 @@ pub fn rank_graph(graph: &Graph, plan: &Plan, rank: u32) -> Result<RankGraph> {
 /// The graphs of `rank` and of those that have its coordinates on all other stages, in the order of the stages; none for a plan without.
 fn stage_graphs(graph: &Graph, plan: &Plan, rank: u32) -> Result<Option<Vec<RankGraph>>> {
     let Some(stages) = &plan.stages else { return Ok(None) };
+    let (staged, schedule) = in_stages(graph, plan, stages)?;
+    let whole = plan.partition(&staged.graph, graph.fingerprint(), rank)?;
+    taken_apart(&whole, &stages.recompute, &staged.held, &schedule, &plan.passes).map(Some)
+}
+
+/// A step with the chunks of its operations, and the schedule of a plan's stages for it.
+fn in_stages(graph: &Graph, plan: &Plan, stages: &Stages) -> Result<(Staged, Schedule)> {
     aten::check(graph)?;
     let canonical = canonical(&cleaned(graph, plan.passes.without_checkpoints)?);
     let schedule = stages.schedule(plan.micro_batches)?;
     let (made, staged) = Stages::of(&canonical, &stages.cuts, stages.schedule, &schedule)?;
-    let whole = plan.partition(&staged.graph, graph.fingerprint(), rank)?;
     if plan.mesh().stages() != stages.count() || made.state != stages.state {
         return Err(Diagnostic::new(Code::FOREIGN_PLAN, "the plan is for another training step")
             .because("its stages hold other state than its cuts make of this step")
             .hint("plan again, or take the stages' `state` from a plan with these cuts"));
     }
-    taken_apart(&whole, &stages.recompute, &staged.held, &schedule, &plan.passes).map(Some)
+    Ok((staged, schedule))
 }
 
 /// The program that `rank` runs under a plan for `graph`: its graph after the passes; `observe` hears of each.
@@ -89,20 +104,49 @@ pub fn without_empty_parts(graph: &Graph, local: RankGraph) -> Result<RankGraph>
 
 /// The programs that the first ranks of all stages run; none under a plan without stages.
 pub fn stage_programs(graph: &Graph, plan: &Plan) -> Result<Option<Vec<RankGraph>>> {
-    let Some(graphs) = stage_graphs(graph, plan, 0)? else { return Ok(None) };
-    let mesh = plan.mesh();
-    let apart = mesh.stage_axis().map_or(0, |(_, axis)| mesh.stride_of(&axis.name));
-    let program = |(stage, graph): (u32, RankGraph)| {
-        passes::run(&pipeline(&plan.passes_of(stage * apart)), &graph, |_| {})
-    };
-    (0..).zip(graphs).map(program).collect::<Result<_>>().map(Some)
+    stage_graphs(graph, plan, 0)?.map(|graphs| run_passes(plan, &graphs)).transpose()
 }
 
-/// What stands for all ranks: the programs of the first ranks of all stages, or that of one rank, which may be known.
-pub fn programs(graph: &Graph, plan: &Plan, known: Option<&RankGraph>) -> Result<Vec<RankGraph>> {
+/// What the passes leave of the graphs of the first ranks of all stages.
+fn run_passes(plan: &Plan, graphs: &[RankGraph]) -> Result<Vec<RankGraph>> {
+    let mesh = plan.mesh();
+    let apart = mesh.stage_axis().map_or(0, |(_, axis)| mesh.stride_of(&axis.name));
+    let program = |(stage, graph): (u32, &RankGraph)| {
+        passes::run(&pipeline(&plan.passes_of(stage * apart)), graph, |_| {})
+    };
+    (0..).zip(graphs).map(program).collect()
+}
+
+/// What stands for all ranks: the programs of the first ranks of all stages, or that of one rank, which may be known. Of a vast program of many
+/// micro-batches those of a few, and of a round more.
+pub fn programs(graph: &Graph, plan: &Plan, known: Option<&RankGraph>) -> Result<Known<Vec<RankGraph>>> {
+    if let Some(in_part) = stage_programs_in_part(graph, plan)? {
+        return Ok(in_part);
+    }
     if let Some(programs) = stage_programs(graph, plan)? {
-        return Ok(programs);
+        return Ok(Known::of_all(programs));
     }
     let one = known.cloned().map_or_else(|| program(graph, plan, 0, |_| {}), Ok);
-    Ok(vec![one?])
+    Ok(Known::of_all(vec![one?]))
+}
+
+/// The programs of the first ranks of all stages with few of many micro-batches, and with a round more; none where all are to be written out.
+fn stage_programs_in_part(graph: &Graph, plan: &Plan) -> Result<Option<Known<Vec<RankGraph>>>> {
+    let Some(stages) = &plan.stages else { return Ok(None) };
+    let Some(part) = stages.in_part(graph.order.len(), plan.micro_batches) else { return Ok(None) };
+    let (staged, schedule) = in_stages(graph, plan, stages)?;
+    let passes = passes::cleaned(plan.passes.without_checkpoints);
+    let of = |micro_batches| -> Result<Option<Written>> {
+        let program = plan.partition_in_part(&staged.graph, graph.fingerprint(), micro_batches)?;
+        let program = program.map(|program| passes::run(&passes, &program, |_| {})).transpose()?;
+        Ok(program.map(|program| Written { program, micro_batches }))
+    };
+    let (Some(few), Some(longer)) = (of(part.few)?, of(part.more)?) else { return Ok(None) };
+    let again = of_whole(plan.micro_batches, &stages.recompute, &longer)?;
+    let both = Known { longer, shorter: Some((few, part.left_out)) };
+    let programs = all_with_again(&both, &again)?.map(|one| {
+        let schedule = schedule_of(stages.schedule, &schedule, one.micro_batches)?;
+        run_passes(plan, &shard::stages::stage_graphs(&one.program, &staged.held, &schedule)?)
+    })?;
+    Ok(Some(programs))
 }

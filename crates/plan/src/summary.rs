@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     account::{Account, account},
-    kernels::seen,
+    kernels::all_seen,
     plan::Plan,
     step::programs,
     text::patterns::folded,
@@ -241,10 +241,9 @@ pub fn accounted(
     memory_limit: Option<u64>,
 ) -> Result<Account> {
     let mesh = plan.mesh();
-    let programs = programs(graph, plan, known)?.into_iter().map(|program| seen(program, plan));
-    let programs = programs.collect::<Result<Vec<_>>>()?;
-    let programs: Vec<&RankGraph> = programs.iter().collect();
-    account(&programs, Machine { cluster, mesh: &mesh }, memory_limit.map(Bytes))
+    let machine = Machine { cluster, mesh: &mesh };
+    let programs = programs(graph, plan, known)?.map(|programs| all_seen(programs, plan))?;
+    account(&programs, machine, memory_limit.map(Bytes))
 }
 
 /// The time of what is mostly computation, divided over all ranks, in milliseconds.

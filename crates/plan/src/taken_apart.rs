@@ -10,6 +10,8 @@ use schedule::Schedule;
 use shard::stages::{StageSet, stage_graphs};
 
 use crate::{
+    beyond::Known,
+    in_part::{Written, same_in},
     plan::Prediction,
     run::{offloaded, state_on_host},
     stages::{OnHost, StagePrediction},
@@ -27,6 +29,14 @@ pub fn taken_apart(
     stage_graphs(&with_again(settled, again)?, held, schedule)
 }
 
+/// The program of all stages in which these operations of the longer one run again in backward.
+pub fn all_with_again(written: &Known<Written>, again: &Positions) -> Result<Known<Written>> {
+    written.map(|one| {
+        let same = same_in(one, again, &written.longer)?;
+        Ok(Written { program: with_again(one.program.clone(), &same)?, ..*one })
+    })
+}
+
 /// A program in which these of its operations run again in backward.
 pub fn with_again(settled: RankGraph, again: &Positions) -> Result<RankGraph> {
     if again.is_empty() {
@@ -38,7 +48,7 @@ pub fn with_again(settled: RankGraph, again: &Positions) -> Result<RankGraph> {
 /// What a step in stages is predicted to take, of their settled programs: the time until the last stage is done, and the memory of the stage that
 /// needs most.
 pub fn predicted(
-    settled: &[RankGraph],
+    settled: &Known<Vec<RankGraph>>,
     machine: Machine<'_>,
     (passes, on_host): (&passes::Settings, &[OnHost]),
     limit: Option<u64>,
@@ -47,49 +57,68 @@ pub fn predicted(
         let passes = on_host.get(number).map_or_else(|| passes.clone(), |one| one.settings(passes));
         passes::run_unverified(&passes::scheduled(&passes), graph)
     };
-    let programs = settled.iter().enumerate().map(run).collect::<Result<Vec<_>>>()?;
+    let programs = settled.map(|settled| settled.iter().enumerate().map(run).collect::<Result<Vec<_>>>())?;
     predicted_of(&programs, machine, limit)
 }
 
 /// The same of the programs that stages run.
 pub fn predicted_of(
-    programs: &[RankGraph],
+    programs: &Known<Vec<RankGraph>>,
     machine: Machine<'_>,
     limit: Option<u64>,
 ) -> Result<(Prediction, Vec<StagePrediction>)> {
-    let of_each = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
-    let mut worst = Prediction::default();
-    let mut stages: Vec<StagePrediction> = Vec::new();
-    for (sim::Prediction { time, call, memory }, program) in of_each.into_iter().zip(programs) {
-        let (alive, buffers) = memory.within(limit.map(Bytes));
-        let held = Prediction::default().holding(&alive, buffers).beside(memory.on_host, machine.cluster);
-        let of_stage = StagePrediction {
-            busy_ns: time.compute.0,
-            waiting_ns: time.exposed.0,
-            peak_bytes: held.peak_bytes,
-            buffer_bytes: buffers.0,
-            exposed_copies_ns: time.exposed_copies.0,
+    Ok(together(&programs.map(|programs| of_each(programs, machine, limit))?.whole()))
+}
+
+/// What each stage takes and holds, beside all others.
+fn of_each(programs: &[RankGraph], machine: Machine<'_>, limit: Option<u64>) -> Result<Vec<OfStage>> {
+    let simulated = sim::predict_stages(&programs.iter().collect::<Vec<_>>(), machine)?;
+    let of_stage = |(found, program): (sim::Prediction, &RankGraph)| {
+        let prediction = Prediction::default().of(&found, limit.map(Bytes), machine.cluster);
+        let on_stage = StagePrediction {
+            busy_ns: prediction.compute_ns,
+            waiting_ns: prediction.exposed_ns,
+            peak_bytes: prediction.peak_bytes,
+            buffer_bytes: prediction.buffer_bytes,
+            exposed_copies_ns: prediction.exposed_copies_ns,
             offloaded_bytes: offloaded(program),
             host_state_bytes: state_on_host(program),
-            host_bytes: held.host_bytes,
+            host_bytes: prediction.host_bytes,
         };
-        stages.push(of_stage);
-        if held.peak_bytes > worst.peak_bytes {
-            worst = worst.holding(&alive, buffers).beside(memory.on_host, machine.cluster);
-        }
-        if (time.step + call).0 > worst.step_ns {
-            (worst.step_ns, worst.call_ns) = ((time.step + call).0, call.0);
-        }
-        // Of the stage that is busy longest.
-        if time.compute.0 > worst.compute_ns {
-            worst.compute_ns = time.compute.0;
-            worst.communication_ns = time.communication.0;
-            worst.exposed_ns = time.exposed.0;
-            worst.collectives = time.collectives;
-        }
-    }
+        (prediction, on_stage)
+    };
+    Ok(simulated.into_iter().zip(programs).map(of_stage).collect())
+}
+
+/// What a stage takes and holds, and what the plan says of it.
+type OfStage = (Prediction, StagePrediction);
+
+/// What all stages take.
+fn together(of_each: &[OfStage]) -> (Prediction, Vec<StagePrediction>) {
+    let predictions = || of_each.iter().map(|(one, _)| one);
+    let stages: Vec<StagePrediction> = of_each.iter().map(|(_, one)| *one).collect();
+    // Of equals the first.
+    let first_of = |of: fn(&Prediction) -> i64| {
+        predictions().rev().max_by_key(|one| of(one)).copied().unwrap_or_default()
+    };
+    let last = first_of(|one| one.step_ns);
+    let busiest = first_of(|one| one.compute_ns);
+    let largest = predictions().rev().max_by_key(|one| one.peak_bytes).copied().unwrap_or_default();
     // Of the stage that has most on the host.
     let most = stages.iter().rev().max_by_key(|stage| stage.host_bytes).copied().unwrap_or_default();
     let StagePrediction { offloaded_bytes, host_state_bytes, host_bytes, exposed_copies_ns, .. } = most;
-    Ok((Prediction { exposed_copies_ns, offloaded_bytes, host_state_bytes, host_bytes, ..worst }, stages))
+    let all = Prediction {
+        step_ns: last.step_ns,
+        call_ns: last.call_ns,
+        compute_ns: busiest.compute_ns,
+        communication_ns: busiest.communication_ns,
+        exposed_ns: busiest.exposed_ns,
+        collectives: busiest.collectives,
+        exposed_copies_ns,
+        offloaded_bytes,
+        host_state_bytes,
+        host_bytes,
+        ..largest
+    };
+    (all, stages)
 }

@@ -9,14 +9,16 @@ use shard::stages::{Staged, stage_graphs};
 
 use crate::{
     axis::PICOS_PER_NANO,
+    beyond::Known,
     choices::Choice,
     forward::Forward,
     hosting::Hosting,
+    in_part::{InPart, Written, in_whole, schedule_of},
     plan::Prediction,
     run::{Request, settled},
     stage_costs::costs,
     stages::{OnHost, Stages},
-    taken_apart::{predicted, with_again},
+    taken_apart::{all_with_again, predicted},
 };
 
 /// Smaller buckets may make up for this part of a memory limit.
@@ -29,7 +31,7 @@ pub struct Cut {
     /// The graph with the chunks of its operations.
     pub staged: Staged,
     /// The program of all stages, ready to be taken apart; none until it is known to be needed.
-    pub settled: Option<RankGraph>,
+    pub written: Option<Known<Written>>,
     /// Until then, what the chunks of the first micro-batch cost by itself.
     pub costs: Costs,
     /// What parts of forward that run again take on a stage, on average, in nanoseconds.
@@ -40,20 +42,22 @@ impl Cut {
     /// The same where what a choice says runs again in backward.
     pub fn again(&self, forward: &Forward, choice: &Choice, machine: Machine<'_>) -> Result<Self> {
         let again = forward.positions(choice);
-        let settled = with_again(self.settled()?.clone(), &again)?;
+        let own = &self.written()?.longer;
+        let in_whole = in_whole(machine.mesh.micro_batches(), &again, own)?;
+        let written = all_with_again(self.written()?, &again)?;
         let placement = &self.costs.placement;
         Ok(Self {
-            stages: Stages { recompute: again, ..self.stages.clone() },
+            stages: Stages { recompute: in_whole, ..self.stages.clone() },
             staged: self.staged.clone(),
             recomputed_ns: choice.time / i64::from(placement.stages) / PICOS_PER_NANO,
-            costs: costs(&settled, placement, machine),
-            settled: Some(settled),
+            costs: costs(&written.longer.program, placement, machine),
+            written: Some(written),
         })
     }
 
     /// The program of all stages.
-    pub fn settled(&self) -> Result<&RankGraph> {
-        self.settled.as_ref().ok_or_else(|| Diagnostic::bug("a cut program was not written out"))
+    pub fn written(&self) -> Result<&Known<Written>> {
+        self.written.as_ref().ok_or_else(|| Diagnostic::bug("a cut program was not written out"))
     }
 }
 
@@ -69,6 +73,8 @@ pub struct Trial<'a> {
     pub machine: Machine<'a>,
     /// The settings of the passes that a search along the other axes has found.
     pub passes: &'a passes::Settings,
+    /// What of its micro-batches is written out; none where all are.
+    pub part: Option<InPart>,
     /// Whether the program is so large that of smaller buckets only the smallest are tried, and none where they hardly keep the memory limit.
     pub is_vast: bool,
 }
@@ -76,8 +82,8 @@ pub struct Trial<'a> {
 impl Trial<'_> {
     /// What stages take with smaller and smaller buckets, until they keep the limit, with what is asked for on the host.
     pub fn tried(&self, cut: &Cut, kind: Kind, schedule: &Schedule) -> Result<Vec<Tried>> {
-        let settled = self.settled(cut, schedule)?;
-        let asked = Hosting::new(self.request, self.machine, &settled).asked();
+        let settled = self.settled(cut, (kind, schedule))?;
+        let asked = Hosting::new(self.request, self.machine, &settled.longer).asked();
         self.under_rungs(cut, &cut.stages.with(kind, schedule), &settled, |_| Ok(vec![asked.clone()]))
     }
 
@@ -86,8 +92,8 @@ impl Trial<'_> {
         if !self.may_host() {
             return Ok(Vec::new());
         }
-        let settled = self.settled(cut, schedule)?;
-        let hosting = Hosting::new(self.request, self.machine, &settled);
+        let settled = self.settled(cut, (kind, schedule))?;
+        let hosting = Hosting::new(self.request, self.machine, &settled.longer);
         self.under_rungs(cut, &cut.stages.with(kind, schedule), &settled, |passes| {
             let mut found: Vec<Vec<OnHost>> = Vec::new();
             for going in hosting.ways() {
@@ -97,15 +103,18 @@ impl Trial<'_> {
         })
     }
 
-    /// Whether anything may be on the host where the memory limit asks for it.
+    /// Whether anything may be on the host where the memory limit asks for it: nothing of a program that is not written out.
     pub fn may_host(&self) -> bool {
-        !Hosting::new(self.request, self.machine, &[]).ways().is_empty()
+        self.part.is_none() && !Hosting::new(self.request, self.machine, &[]).ways().is_empty()
     }
 
     /// The settled programs of the stages.
-    fn settled(&self, cut: &Cut, schedule: &Schedule) -> Result<Vec<RankGraph>> {
-        let graphs = stage_graphs(cut.settled()?, &cut.staged.held, schedule)?;
-        graphs.iter().map(|graph| settled(graph, self.passes.without_checkpoints)).collect()
+    fn settled(&self, cut: &Cut, (kind, schedule): (Kind, &Schedule)) -> Result<Known<Vec<RankGraph>>> {
+        cut.written()?.map(|one| {
+            let schedule = schedule_of(kind, schedule, one.micro_batches)?;
+            let graphs = stage_graphs(&one.program, &cut.staged.held, &schedule)?;
+            graphs.iter().map(|graph| settled(graph, self.passes.without_checkpoints)).collect()
+        })
     }
 
     /// What stages take with each of several things on the host, with smaller and smaller buckets, until one keeps the limit.
@@ -113,7 +122,7 @@ impl Trial<'_> {
         &self,
         cut: &Cut,
         stages: &Stages,
-        settled: &[RankGraph],
+        settled: &Known<Vec<RankGraph>>,
         on_host: impl Fn(&passes::Settings) -> Result<Vec<Vec<OnHost>>>,
     ) -> Result<Vec<Tried>> {
         let limit = self.request.memory_limit;
@@ -141,16 +150,20 @@ impl Trial<'_> {
     /// What stages take with this on the host, state earlier than the update if that is faster.
     fn simulated(
         &self,
-        settled: &[RankGraph],
+        settled: &Known<Vec<RankGraph>>,
         stages: Stages,
         (passes, on_host): (&passes::Settings, Vec<OnHost>),
     ) -> Result<(Stages, Prediction)> {
         let limit = self.request.memory_limit;
-        let (mut best, mut of_each) = predicted(settled, self.machine, (passes, &on_host), limit)?;
+        let predicted = |on_host: &[OnHost]| predicted(settled, self.machine, (passes, on_host), limit);
+        let (mut best, mut of_each) = predicted(&on_host)?;
+        if settled.shorter.is_some() {
+            return Ok((Stages { predicted: of_each, ..stages }, best));
+        }
         let mut on_host = on_host;
-        let hosting = Hosting::new(self.request, self.machine, settled);
+        let hosting = Hosting::new(self.request, self.machine, &settled.longer);
         if let Some(ahead) = hosting.ahead(passes, &on_host, &of_each)? {
-            let (other, of_other) = predicted(settled, self.machine, (passes, &ahead), limit)?;
+            let (other, of_other) = predicted(&ahead)?;
             if other.fitness(limit) < best.fitness(limit) {
                 (best, of_each, on_host) = (other, of_other, ahead);
             }

@@ -1,21 +1,17 @@
 //! What pipeline stages have on the host, under limits that each keeps by itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use base::Place;
+#[path = "common/layers.rs"]
+mod layers;
+
 use cluster::{
     Cluster,
     testing::{link, uniform},
 };
 use indexmap::IndexMap;
-use ir::{Arg, Dtype, Graph, InputClass, InputId, PartKind, TensorType, ValueId};
+use layers::step;
 use schedule::{Kind, Name};
 use unisono_plan::{Offloading, Plan, PlanSettings, Recomputation, ScheduleWish, plan_graph, program};
-
-const MM: &str = "aten::mm(Tensor self, Tensor mat2) -> Tensor";
-const T: &str = "aten::t(Tensor(a) self) -> Tensor(a)";
-const EXP: &str = "aten::exp(Tensor self) -> Tensor";
-const MUL: &str = "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor";
-const ADD: &str = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor";
 
 const LAYERS: usize = 8;
 /// A width and rows at which every result of a micro-batch is larger than what stays in buffers.
@@ -24,66 +20,6 @@ const ROWS: i64 = 16384;
 const MICRO_BATCHES: u32 = 4;
 /// The bytes of a weight.
 const WEIGHT: u64 = (WIDTH * WIDTH) as u64 * 4;
-
-/// Layers of a product and an exponential, with momentum.
-fn step() -> Graph {
-    let mut graph = Graph::default();
-    let matrix = |rows: i64| TensorType::contiguous(Dtype::F32, [rows, WIDTH].as_slice());
-    let turned = |ty: &TensorType| {
-        let mut ty = ty.clone();
-        ty.shape.swap(0, 1);
-        ty.strides.swap(0, 1);
-        ty
-    };
-    let named = |graph: &mut Graph, class, name: &str| -> Vec<ValueId> {
-        (0..LAYERS).map(|n| graph.input(class, format!("{name}.{n}"), matrix(WIDTH))).collect()
-    };
-    let weights = named(&mut graph, InputClass::Parameter, "params");
-    let momenta = named(&mut graph, InputClass::Optimizer, "optimizer");
-    let batch = graph.input(InputClass::Batch, "batch.0", matrix(ROWS));
-    let value = Arg::Value;
-    // What backward does for an operation of forward stands on its line.
-    let lines: Vec<_> = (0..2 * LAYERS as u32)
-        .map(|line| graph.places.push(Place { file: "step.py".into(), line, column: 0 }))
-        .collect();
-    let at = |graph: &mut Graph, line: usize, op: &str, args: Vec<Arg>, ty: TensorType| -> ValueId {
-        let made = graph.push_value(op, args, ty);
-        let id = graph.maker(made).unwrap();
-        graph.nodes[id].place = Some(lines[line]);
-        made
-    };
-    graph.begin_part(PartKind::Forward);
-    let mut made = vec![batch];
-    for (layer, weight) in weights.iter().enumerate() {
-        let read = *made.last().unwrap();
-        let product = at(&mut graph, 2 * layer, MM, vec![value(read), value(*weight)], matrix(ROWS));
-        made.push(at(&mut graph, 2 * layer + 1, EXP, vec![value(product)], matrix(ROWS)));
-    }
-    graph.begin_part(PartKind::Backward);
-    let mut gradient = *made.last().unwrap();
-    let mut gradients = Vec::new();
-    for (layer, weight) in weights.iter().enumerate().rev() {
-        let args = vec![value(gradient), value(made[layer + 1])];
-        let here = at(&mut graph, 2 * layer + 1, MUL, args, matrix(ROWS));
-        let line = 2 * layer;
-        let read = at(&mut graph, line, T, vec![value(made[layer])], turned(&matrix(ROWS)));
-        gradients.push(at(&mut graph, line, MM, vec![value(read), value(here)], matrix(WIDTH)));
-        let weight = at(&mut graph, line, T, vec![value(*weight)], turned(&matrix(WIDTH)));
-        gradient = at(&mut graph, line, MM, vec![value(here), value(weight)], matrix(ROWS));
-    }
-    gradients.reverse();
-    graph.begin_part(PartKind::Update);
-    for n in 0..LAYERS {
-        let add = |graph: &mut Graph, one: ValueId, other: ValueId| {
-            graph.push_value(ADD, vec![value(one), value(other), Arg::Int(1)], matrix(WIDTH))
-        };
-        let momentum = add(&mut graph, momenta[n], gradients[n]);
-        let weight = add(&mut graph, weights[n], momentum);
-        graph.updates.push((InputId(n as u32), weight));
-        graph.updates.push((InputId((LAYERS + n) as u32), momentum));
-    }
-    graph
-}
 
 /// A machine whose link to the host is as wide as a tenth of its memory.
 fn linked() -> Cluster {
@@ -103,7 +39,7 @@ fn settings() -> PlanSettings {
 }
 
 fn planned(cluster: &Cluster, settings: &PlanSettings) -> base::Result<Plan> {
-    let graph = step();
+    let graph = step(LAYERS, (ROWS, WIDTH));
     let plan = plan_graph(&graph, cluster, settings)?;
     // The programs that run are those that are predicted, and a plan is as it is written.
     let stages = plan.stages.as_ref().unwrap();
@@ -154,7 +90,7 @@ fn limits_that_stages_do_not_keep_alone_are_kept_with_a_host_and_by_no_more_than
         let limit = free.prediction.peak_bytes * share / 100;
         let limited = PlanSettings { memory_limit: Some(limit), ..asked.clone() };
         let without = plan_graph(
-            &step(),
+            &step(LAYERS, (ROWS, WIDTH)),
             &cluster,
             &PlanSettings { offload: Some(Offloading::None), ..limited.clone() },
         );

@@ -31,4 +31,4 @@ pub use exam::{Drawn, Exam, Question, drawn, exam};
 pub use local::local_type;
 pub use partition::{Assignment, Gathers, partition, partition_counted};
 pub use space::{ClassId, KindId, Offered, Space};
-pub use unroll::{divided, first_iterations, partition_mesh};
+pub use unroll::{divided, first_iterations, partition_mesh, partition_mesh_in_part};

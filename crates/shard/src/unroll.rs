@@ -25,8 +25,35 @@ pub fn partition_mesh(
     graph: &Graph,
     mesh: &Mesh,
     rank: u32,
-    mut decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
+    decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
 ) -> Result<RankGraph> {
+    let along = |graph: &Graph, assignment: &Assignment, axis: &MeshAxis, coordinate| {
+        divided(graph, assignment, axis, coordinate).map(Some)
+    };
+    let whole = along_axes(graph, (mesh, rank), decide, along)?;
+    whole.ok_or_else(|| Diagnostic::bug("an axis leaves no graph"))
+}
+
+/// The same with the first `count` micro-batches alone, as [`first_iterations`] says.
+pub fn partition_mesh_in_part(
+    graph: &Graph,
+    mesh: &Mesh,
+    (rank, count): (u32, u32),
+    decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
+) -> Result<Option<RankGraph>> {
+    along_axes(graph, (mesh, rank), decide, |graph, assignment, axis, coordinate| match axis.kind {
+        AxisKind::Time => first_iterations(graph, assignment, axis, count),
+        AxisKind::Ranks | AxisKind::Stage => divided(graph, assignment, axis, coordinate).map(Some),
+    })
+}
+
+/// What the axes of a mesh leave of a graph, the outer one first; none where `along` one of them leaves none.
+fn along_axes(
+    graph: &Graph,
+    (mesh, rank): (&Mesh, u32),
+    mut decide: impl FnMut(&Graph, &MeshAxis) -> Result<Assignment>,
+    along: impl Fn(&Graph, &Assignment, &MeshAxis, u32) -> Result<Option<RankGraph>>,
+) -> Result<Option<RankGraph>> {
     let mut graph = graph.clone();
     for (number, axis) in mesh.axes.iter().enumerate() {
         // Stages have parts of the program, not of tensors.
@@ -37,9 +64,12 @@ pub fn partition_mesh(
         if axis.size == 1 {
             continue;
         }
-        graph = divided(&graph, &assignment, axis, mesh.coordinate(rank, number))?;
+        match along(&graph, &assignment, axis, mesh.coordinate(rank, number))? {
+            Some(left) => graph = left,
+            None => return Ok(None),
+        }
     }
-    Ok(graph)
+    Ok(Some(graph))
 }
 
 /// The graph that an axis leaves of a graph: that of the rank at `coordinate` along it, or the program of all micro-batches.
