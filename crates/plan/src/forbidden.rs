@@ -33,6 +33,11 @@ impl Forbidden {
         Self(KINDS.into_iter().filter(is_named).collect())
     }
 
+    /// The kinds.
+    pub fn kinds(&self) -> &[CollectiveKind] {
+        &self.0
+    }
+
     /// Whether one of these collectives is forbidden.
     pub fn forbids(&self, steps: &[Collective<'_>]) -> bool {
         steps.iter().any(|step| self.0.contains(&step.kind))

@@ -372,6 +372,7 @@ impl<'a> Tables<'a> {
             inputs: self.inputs.iter().map(|(id, (variable, p))| (id, p[state(*variable)])).collect(),
             kept: kept.collect(),
             gathers: self.setting.gathers,
+            without: self.setting.forbidden.kinds().to_vec(),
         }
     }
 

@@ -118,6 +118,7 @@ impl Pair {
             inputs: to.inputs.ids().filter_map(input).collect(),
             kept: to.values.ids().flat_map(kept_of).collect(),
             gathers: decided.gathers,
+            without: decided.without.clone(),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use base::Fingerprint;
 use expect_test::expect;
-use ir::{Graph, Mesh, MeshAxis, PartId, Placement, ValueDef, ValueId, testing::Random};
+use ir::{CollectiveKind, Graph, Mesh, MeshAxis, PartId, Placement, ValueDef, ValueId, testing::Random};
 use shard::{Assignment, Offered, Space, canonical, partition_mesh};
 use unisono_plan::Plan;
 
@@ -77,6 +77,9 @@ fn any(random: &mut Random, graph: &Graph, mesh: &Mesh, axis: &MeshAxis) -> Assi
             assignment.kept.insert((value, node.part), placement(value));
         }
     }
+    if random.once_in(3) {
+        assignment.without = vec![CollectiveKind::AllToAll];
+    }
     assignment
 }
 
@@ -90,7 +93,7 @@ fn made_in(graph: &Graph, value: ValueId) -> PartId {
 
 #[test]
 fn any_decisions_are_read_back_as_they_were_meant() {
-    let (mut tried, mut lines) = (0, 0);
+    let (mut tried, mut lines, mut exchanges) = (0, 0, 0);
     for seed in 0..300 {
         let mut random = Random::new(seed);
         let graph = canonical(&ir::testing::random_graph(seed, 1 + random.below(40)));
@@ -104,6 +107,12 @@ fn any_decisions_are_read_back_as_they_were_meant() {
         });
         // Some changes of placement are not possible.
         let Ok(decided) = decided else { continue };
+        let exchanged = decided.order.iter().filter_map(|id| decided.collective(*id));
+        for collective in exchanged.filter(|one| one.kind == CollectiveKind::AllToAll) {
+            let along = mesh.axes.iter().position(|axis| axis.name == collective.axis).unwrap();
+            assert!(assignments[along].without.is_empty(), "seed {seed}");
+            exchanges += 1;
+        }
         let plan = written(&graph, &mesh, &assignments);
         assert_eq!(
             plan.partition(&graph, fingerprint(), 0).unwrap().to_string(),
@@ -118,7 +127,10 @@ fn any_decisions_are_read_back_as_they_were_meant() {
             .map(indexmap::IndexMap::len)
             .sum::<usize>();
     }
-    assert!(tried > 100 && lines > 500, "{tried} graphs, {lines} lines");
+    assert!(
+        tried > 100 && lines > 500 && exchanges > 20,
+        "{tried} graphs, {lines} lines, {exchanges} exchanges"
+    );
 }
 
 /// The plan of the layers with weights sharded by columns, which are gathered once.

@@ -3,8 +3,8 @@
 use aten::{Call, RunTimeSizes, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    ANY_SIZE, GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement, RankGraph, Reshard,
-    UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
+    ANY_SIZE, CollectiveKind, GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement,
+    RankGraph, Reshard, UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,8 @@ pub struct Assignment {
     pub kept: FxHashMap<(ValueId, PartId), Placement>,
     /// Along an axis of micro-batches, when what ranks along other axes hold shards of is gathered.
     pub gathers: Gathers,
+    /// Kinds of collectives that no change of placement is made with where two others do: what would take one goes by way of the whole value.
+    pub without: Vec<CollectiveKind>,
 }
 
 /// When a program of micro-batches gathers what is the same for all of them, such as parameters that an outer axis shards.
@@ -253,10 +255,10 @@ impl Partition<'_> {
         };
         // Where another use in this part of the program needs the value replicated, it is gathered first and sliced for this use: two
         // collectives would send it twice.
-        if !steps.is_empty()
-            && placement != Placement::Replicate
-            && self.wanted_whole.contains(&(value, origin.part))
-        {
+        let is_wanted_whole = !steps.is_empty() && self.wanted_whole.contains(&(value, origin.part));
+        let is_between = placement != Placement::Replicate && source.placement != Placement::Replicate;
+        let is_without = is_between && steps.iter().any(|step| self.assignment.without.contains(&step.kind));
+        if placement != Placement::Replicate && is_wanted_whole || is_without {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, placement, origin);
         }

@@ -51,6 +51,7 @@ pub fn decoded(
     }
     assignment.inputs = inputs;
     assignment.gathers = decisions.gathers;
+    assignment.without.clone_from(&decisions.without);
     Ok(assignment)
 }
 

@@ -2,7 +2,7 @@
 
 use base::{Fingerprint, Fingerprinter};
 use indexmap::IndexMap;
-use ir::{Graph, InputId, PartId, Placement, ValueId};
+use ir::{CollectiveKind, Graph, InputId, PartId, Placement, ValueId};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 use shard::{Assignment, Gathers, Space};
@@ -27,6 +27,9 @@ pub struct Decisions {
     /// Along micro-batches, when what outer axes shard is gathered.
     #[serde(default, skip_serializing_if = "Gathers::is_once")]
     pub gathers: Gathers,
+    /// Kinds of collectives that it does without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<CollectiveKind>,
     /// How operations run, by the part of the program that they stand in: `"path operator" = "operands -> results"`.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub operations: IndexMap<String, Lines<String>>,
@@ -62,6 +65,7 @@ pub fn encoded(graph: &Graph, space: &Space, assignment: &Assignment) -> Decisio
     Decisions {
         check: Some(check(graph, space, assignment)),
         gathers: assignment.gathers,
+        without: assignment.without.clone(),
         operations: operation_lines(&told, &names, &part_names, &texts),
         entering: entering_lines(&entered, &names, &part_names),
     }
