@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use base::Diagnostic;
 use cluster::testing::slow;
-use ir::{Graph, NodeId, PartKind, Placement, ValueId};
+use indexmap::IndexMap;
+use ir::{Graph, NodeId, PartKind, Placement, ValueId, testing::Random};
 use unisono_plan::{Effort, Forbid, Pins, PlanSettings, plan_graph, rank_graph};
 
 /// Two blocks of a norm and two products, `0` and `1`, for 16 samples of 16 positions of 256 features.
@@ -124,6 +125,30 @@ fn a_plan_does_without_what_is_forbidden() {
             assert!(!collectives(&graph).contains(&format!("a {kind}")), "{:?}", collectives(&graph));
         }
     }
+}
+
+#[test]
+fn plans_of_random_programs_do_without_what_is_forbidden() {
+    let (mut planned, mut sent) = (0, 0);
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        let graph = ir::testing::random_graph(seed, 10 + random.below(30));
+        let kind = *random.pick(&["all_gather", "reduce_scatter", "all_to_all"]);
+        let pinned = *random.pick(&[Placement::shard(0), Placement::shard(1)]);
+        let settings = PlanSettings {
+            mesh: [("a".to_owned(), 2), ("b".to_owned(), 2)].into_iter().collect(),
+            pins: Pins::from_iter([("batch.*".to_owned(), IndexMap::from([("a".to_owned(), pinned)]))]),
+            forbid: [("*".to_owned(), vec![kind.to_owned()])].into_iter().collect(),
+            effort: Effort::Quick,
+            ..PlanSettings::default()
+        };
+        let Ok(plan) = plan_graph(&graph, &slow(), &settings) else { continue };
+        let found = collectives(&rank_graph(&graph, &plan, 3).unwrap());
+        assert!(found.iter().all(|one| !one.ends_with(kind)), "seed {seed}: {found:?} without {kind}");
+        planned += 1;
+        sent += found.len();
+    }
+    assert!(planned > 20 && sent > 40, "{planned} plans, {sent} collectives");
 }
 
 #[test]
