@@ -148,7 +148,7 @@ impl Strides {
     /// The dimensions of the operand in the order in which the result has them, if the operation does no more than put those that are
     /// there in order.
     pub fn order(self, call: &Call<'_>) -> Option<Vec<usize>> {
-        let rank = call.operand(0).rank();
+        let rank = call.graph.ty(*call.operands.first()?).rank();
         let mut order: Vec<usize> = (0..rank).collect();
         match self {
             _ if rank == 0 => return None,

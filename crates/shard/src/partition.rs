@@ -3,8 +3,8 @@
 use aten::{Call, RunTimeSizes, Strategy};
 use base::{Diagnostic, Result, SecondaryMap};
 use ir::{
-    ANY_SIZE, CollectiveKind, GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId, Placement,
-    RankGraph, Reshard, UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
+    ANY_SIZE, Collective, CollectiveKind, GROUP_PREFIX, Graph, InputId, LabelId, MeshAxis, NodeId, PartId,
+    Placement, RankGraph, Reshard, UNEVEN, ValueDef, ValueId, group_change, reshard_steps,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub struct Assignment {
     pub kept: FxHashMap<(ValueId, PartId), Placement>,
     /// Along an axis of micro-batches, when what ranks along other axes hold shards of is gathered.
     pub gathers: Gathers,
-    /// Kinds of collectives that no change of placement is made with where two others do: what would take one goes by way of the whole value.
+    /// Kinds of collectives that no change of placement is made with where others do: what would take one goes by way of another placement.
     pub without: Vec<CollectiveKind>,
 }
 
@@ -255,23 +255,35 @@ impl Partition<'_> {
         };
         // Where another use in this part of the program needs the value replicated, it is gathered first and sliced for this use: two
         // collectives would send it twice.
-        let is_wanted_whole = !steps.is_empty() && self.wanted_whole.contains(&(value, origin.part));
-        let is_between = placement != Placement::Replicate && source.placement != Placement::Replicate;
-        let is_without = is_between && steps.iter().any(|step| self.assignment.without.contains(&step.kind));
-        if placement != Placement::Replicate && is_wanted_whole || is_without {
+        if !steps.is_empty()
+            && placement != Placement::Replicate
+            && self.wanted_whole.contains(&(value, origin.part))
+        {
             self.require(value, Placement::Replicate, origin)?;
             return self.require(value, placement, origin);
         }
         if reshard.from.is_groups() || reshard.to.is_groups() {
             return self.change_groups(value, source, placement, origin);
         }
+        let source = match self.way_around(value, reshard) {
+            Some(between) => self.changed(value, source, between, origin),
+            None => source,
+        };
+        Ok(self.changed(value, source, placement, origin).local)
+    }
+
+    /// A copy of a value in another placement.
+    fn changed(&mut self, value: ValueId, source: Held, placement: Placement, origin: Origin) -> Held {
+        let reshard = Reshard { from: source.placement, to: placement };
         let label = self.label(value, reshard);
         let origin_of_change = Origin { label: Some(label), ..origin };
         let script = Some(&mut self.script);
         let mut emitter = Emitter { graph: &mut self.out, origin: origin_of_change, script };
-        let local = self.resharder.reshard(&mut emitter, source.local, &ty.shape, reshard);
-        self.hold(value, Held { placement, local, part: origin.part });
-        Ok(local)
+        let shape = &self.graph.ty(value).shape;
+        let local = self.resharder.reshard(&mut emitter, source.local, shape, reshard);
+        let held = Held { placement, local, part: origin.part };
+        self.hold(value, held);
+        held
     }
 
     /// The copy from which `placement` follows with the fewest collectives.
@@ -279,10 +291,34 @@ impl Partition<'_> {
         let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
         let cost = |held: &Held| {
             let steps = reshard_steps(ty, Reshard { from: held.placement, to: placement }, axis);
-            steps.map_or((usize::MAX, 0), |steps| (steps.len(), steps.iter().map(|step| step.bytes.0).sum()))
+            steps.map_or((true, usize::MAX, 0), |steps| {
+                (!self.may_take(&steps), steps.len(), steps.iter().map(|step| step.bytes.0).sum())
+            })
         };
         let nearest = self.available(value, part).into_iter().min_by_key(cost);
         nearest.ok_or_else(|| Diagnostic::bug(format!("no copy of {value}")))
+    }
+
+    /// Whether the plan does not do without one of these collectives.
+    fn may_take(&self, steps: &[Collective<'_>]) -> bool {
+        steps.iter().all(|step| !self.assignment.without.contains(&step.kind))
+    }
+
+    /// By which placement a change goes that takes a collective which the plan does without; none where it takes none, or where every way does.
+    fn way_around(&self, value: ValueId, change: Reshard) -> Option<Placement> {
+        let (ty, axis) = (self.graph.ty(value), self.resharder.axis);
+        let is_open = |from, to| {
+            reshard_steps(ty, Reshard { from, to }, axis).is_some_and(|steps| self.may_take(&steps))
+        };
+        if self.assignment.without.is_empty() || is_open(change.from, change.to) {
+            return None;
+        }
+        let is_even = |dim: &usize| ty.shape[*dim] % i64::from(axis.size) == 0;
+        let shards = (0..ty.shape.len()).filter(is_even).map(Placement::shard);
+        let mut ways = std::iter::once(Placement::Replicate).chain(shards);
+        ways.find(|way| {
+            ![change.from, change.to].contains(way) && is_open(change.from, *way) && is_open(*way, change.to)
+        })
     }
 
     /// The local value of `value` in groups, or out of them.
