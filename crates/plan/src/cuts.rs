@@ -157,7 +157,9 @@ fn memory(graph: &Graph, end: usize, stages: u32, micro_batches: u32) -> Vec<i64
         let at = node.operands().find_map(|value| reader[value]);
         for value in node.operands() {
             if is_state(value) && reader[value].is_none() {
-                bytes[at.unwrap_or(0)] += bytes_of(value);
+                if let Some(bytes) = bytes.get_mut(at.unwrap_or(0)) {
+                    *bytes += bytes_of(value);
+                }
                 reader[value] = at;
             }
             if let Some(made) = maker[value].filter(|_| !kept[value]) {
@@ -254,6 +256,8 @@ fn times(graph: &Graph, machine: Machine<'_>, end: usize) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
+    use ir::{Dtype, Graph, InputClass, PartKind, TensorType};
+
     use super::Profile;
 
     /// The least over all ways to cut.
@@ -296,6 +300,16 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_step_without_forward_is_cut_nowhere() {
+        let mut graph = Graph::default();
+        let ty = TensorType::contiguous(Dtype::F32, [4].as_slice());
+        let weight = graph.input(InputClass::Parameter, "params.w", ty.clone());
+        graph.begin_part(PartKind::Update);
+        graph.push_value("aten::relu(Tensor self) -> Tensor", vec![ir::Arg::Value(weight)], ty);
+        assert_eq!(Profile::of_memory(&graph, 2, 1).ways(2, 3), Vec::<Vec<usize>>::new());
     }
 
     /// Numbers that look random, the same in every run.
