@@ -6,6 +6,8 @@ use loops::{
     phases::{Phase, Phases},
 };
 
+use smallvec::SmallVec;
+
 use crate::steps::{Code, Maker, Output, Steps, V};
 
 /// What is done for each row.
@@ -162,7 +164,7 @@ impl BlockSteps<'_> {
     /// A value that this block computes.
     fn value(&mut self, value: Value) -> V {
         let op = self.kept.kernel.op(value);
-        let taken: Vec<V> = op.operands().map(|value| self.taken(value)).collect();
+        let taken: SmallVec<[V; 3]> = op.operands().map(|value| self.taken(value)).collect();
         let made = self.maker.op(op, &taken);
         self.values[value.0 as usize] = Some(made);
         made

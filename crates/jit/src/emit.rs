@@ -67,9 +67,9 @@ pub(crate) struct Emitted {
 /// The code of a verified kernel; none where it has too many operands, one whose neighbours lie apart in memory, or rows that are too long.
 pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Emitted> {
     let strides = nest.outer_strides.iter().filter_map(|strides| strides.last());
-    let behind = (0..kernel.operands.len()).flat_map(|index| kernel.offsets(OperandId(index as u32)));
+    let mut behind = (0..kernel.operands.len()).map(|index| kernel.last_offset(OperandId(index as u32)));
     let too_long = strides.chain([&nest.inner]).any(|elements| *elements > MOST_ELEMENTS)
-        || behind.into_iter().any(|offset| offset as usize > MOST_ELEMENTS);
+        || behind.any(|offset| offset as usize > MOST_ELEMENTS);
     // Integers are read one at a time.
     let mut operands = kernel.operands.iter().zip(&nest.inner_strides);
     let apart = operands.any(|(operand, stride)| operand.element == Element::I64 && *stride > 0);
@@ -101,23 +101,27 @@ pub(crate) fn emit(kernel: &Kernel, nest: &Nest, isa: &'static Isa) -> Option<Em
     let frame = Frame::new(isa, spilled.unwrap_or(0), &blocks, nest.inner)?;
     let data = data(&constants, nest, isa);
     let (rest, entry) = (nest.inner % isa.lanes, data.len());
+    let mut encoder = Encoder::new(64);
+    // Code goes behind the constants.
+    encoder.set_buffer(data);
     let mut emitter = Emitter {
         kernel,
         nest,
         isa,
         frame,
         constants,
-        encoder: Encoder::new(64),
+        encoder,
         length: entry as u64,
         tail: None,
         ahead: 0,
         held: None,
     };
     emitter.function(&blocks, &parts, &end, rest).ok()?;
-    let mut code = data;
-    code.extend(emitter.encoder.take_buffer());
-    Some(Emitted { code, entry, kept })
+    Some(Emitted { code: emitter.encoder.take_buffer(), entry, kept })
 }
+
+/// Bytes that there is room for from the beginning behind constants.
+const CODE: usize = 2048;
 
 /// The most actions of the code of a loop that is written several times.
 const MOST_ACTIONS: usize = 400;
@@ -152,11 +156,15 @@ fn loop_of(block: &Block, points: usize, isa: &Isa, constants: &mut Constants) -
 
 /// Constants, each as many times as a vector has numbers, then a mask of the points that do not fill a vector, and the positions in one.
 fn data(constants: &Constants, nest: &Nest, isa: &Isa) -> Vec<u8> {
-    let spread = constants.0.iter().flat_map(|bits| std::iter::repeat_n(*bits, isa.lanes));
+    let mut data = Vec::with_capacity((constants.0.len() + 2) * isa.bytes() + CODE);
+    let mut put = |word: u32| data.extend_from_slice(&word.to_le_bytes());
+    for bits in &constants.0 {
+        (0..isa.lanes).for_each(|_| put(*bits));
+    }
     let rest = nest.inner % isa.lanes;
-    let mask = (0..isa.lanes).map(|lane| if lane < rest { u32::MAX } else { 0 });
-    let positions = (0..isa.lanes).map(|lane| (lane as f32).to_bits());
-    spread.chain(mask).chain(positions).flat_map(u32::to_le_bytes).collect()
+    (0..isa.lanes).for_each(|lane| put(if lane < rest { u32::MAX } else { 0 }));
+    (0..isa.lanes).for_each(|lane| put((lane as f32).to_bits()));
+    data
 }
 
 struct Emitter<'a> {

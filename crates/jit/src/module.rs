@@ -42,7 +42,7 @@ impl Module {
             .iter()
             .map(|interpreter| emit::emit(interpreter.kernel(), interpreter.nest(), isa?))
             .collect();
-        let functions: Vec<Vec<u8>> = emitted.iter().flatten().map(|emitted| emitted.code.clone()).collect();
+        let functions: Vec<&[u8]> = emitted.iter().flatten().map(|emitted| &emitted.code[..]).collect();
         let placed = if functions.is_empty() { None } else { Pages::of(&functions) };
         let refused = placed.is_none() && !functions.is_empty();
         let (pages, starts) = placed.map_or((None, Vec::new()), |(pages, starts)| (Some(pages), starts));

@@ -11,7 +11,7 @@ const ALIGNED: usize = 64;
 impl Pages {
     /// Puts functions into memory, and says where each begins; none where the host does not allow it. Memory is writable first and
     /// executable afterwards, never both.
-    pub(crate) fn of(functions: &[Vec<u8>]) -> Option<(Self, Vec<usize>)> {
+    pub(crate) fn of(functions: &[&[u8]]) -> Option<(Self, Vec<usize>)> {
         let mut starts = Vec::with_capacity(functions.len());
         let mut end = 0_usize;
         for function in functions {

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::steps::{Code, Output, Step, Steps, V};
 
 /// Where a value is.
@@ -32,7 +34,7 @@ impl Place {
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
     /// A step into a register.
-    Step { code: Code, to: u8, from: Vec<Place> },
+    Step { code: Code, to: u8, from: SmallVec<[Place; 4]> },
     /// A register's vector goes to the stack.
     Spill { register: u8, slot: u32 },
     /// A value goes where it is to go.
@@ -118,11 +120,56 @@ impl Constants {
     }
 }
 
+/// For each value the steps that take it; an output counts as a step behind all.
+struct Uses {
+    /// Those of all values, the last step of each first.
+    steps: Vec<u32>,
+    /// Where those of each value are that are still to come.
+    of: Vec<Range<u32>>,
+}
+
+impl Uses {
+    fn of(steps: &Steps) -> Self {
+        let taken = || {
+            let outputs = steps.outputs.iter().map(|(_, value)| (*value, u32::MAX));
+            let steps = steps.steps.iter().enumerate().rev();
+            outputs.chain(
+                steps.flat_map(|(index, step)| step.args().iter().map(move |arg| (*arg, index as u32))),
+            )
+        };
+        let mut of = vec![0..0_u32; steps.steps.len()];
+        taken().for_each(|(value, _)| of[value as usize].end += 1);
+        let mut start = 0;
+        for range in &mut of {
+            let count = range.end;
+            *range = start..start;
+            start += count;
+        }
+        let mut all = vec![0; start as usize];
+        for (value, step) in taken() {
+            let range = &mut of[value as usize];
+            all[range.end as usize] = step;
+            range.end += 1;
+        }
+        Self { steps: all, of }
+    }
+
+    /// The next step that takes a value, if there is one.
+    fn next(&self, value: V) -> Option<u32> {
+        let range = &self.of[value as usize];
+        (range.start < range.end).then(|| self.steps[range.end as usize - 1])
+    }
+
+    /// Is done with that step.
+    fn pop(&mut self, value: V) {
+        self.of[value as usize].end -= 1;
+    }
+}
+
 struct Allocation<'a> {
     made: Actions,
     constants: &'a mut Constants,
-    /// For each value the steps that take it, the last one first; an output counts as a step behind all.
-    uses: Vec<Vec<usize>>,
+    uses: Uses,
     places: Vec<Option<Place>>,
     /// The value in each register.
     holds: Vec<Option<V>>,
@@ -131,17 +178,10 @@ struct Allocation<'a> {
 
 impl<'a> Allocation<'a> {
     fn new(steps: &Steps, count: u8, constants: &'a mut Constants) -> Self {
-        let mut uses = vec![Vec::new(); steps.steps.len()];
-        for (_, value) in &steps.outputs {
-            uses[*value as usize].push(usize::MAX);
-        }
-        for (index, step) in steps.steps.iter().enumerate().rev() {
-            step.args().iter().for_each(|arg| uses[*arg as usize].push(index));
-        }
         Self {
-            made: Actions { list: Vec::new(), slots: 0 },
+            made: Actions { list: Vec::with_capacity(steps.steps.len() + steps.outputs.len()), slots: 0 },
             constants,
-            uses,
+            uses: Uses::of(steps),
             places: vec![None; steps.steps.len()],
             holds: vec![None; usize::from(count)],
             free_slots: Vec::new(),
@@ -164,10 +204,10 @@ impl<'a> Allocation<'a> {
             self.places[index] = in_memory;
             return;
         }
-        let from: Vec<Place> = step.args().iter().map(|arg| self.place(*arg)).collect();
-        let mut ended = Vec::new();
+        let from: SmallVec<[Place; 4]> = step.args().iter().map(|arg| self.place(*arg)).collect();
+        let mut ended: SmallVec<[u32; 4]> = SmallVec::new();
         for arg in step.args() {
-            ended.extend(self.used(*arg, index));
+            ended.extend(self.used(*arg, index as u32));
         }
         let to = self.register(step.args());
         ended.sort_unstable();
@@ -179,14 +219,14 @@ impl<'a> Allocation<'a> {
     }
 
     /// Notes a use, and frees the register of a value without further ones; gives its place on the stack, if that is where it is.
-    fn used(&mut self, value: V, index: usize) -> Option<u32> {
-        let uses = &mut self.uses[value as usize];
-        while uses.last() == Some(&index) {
-            uses.pop();
+    fn used(&mut self, value: V, index: u32) -> Option<u32> {
+        while self.uses.next(value) == Some(index) {
+            self.uses.pop(value);
         }
+        let is_over = self.uses.next(value).is_none();
         match self.places[value as usize] {
-            Some(Place::Register(register)) if uses.is_empty() => self.holds[usize::from(register)] = None,
-            Some(Place::Stack(slot)) if uses.is_empty() => return Some(slot),
+            Some(Place::Register(register)) if is_over => self.holds[usize::from(register)] = None,
+            Some(Place::Stack(slot)) if is_over => return Some(slot),
             _ => {}
         }
         None
@@ -200,7 +240,7 @@ impl<'a> Allocation<'a> {
         let held = self.holds.iter().enumerate().filter_map(|(register, value)| Some((register, (*value)?)));
         let others = held.filter(|(_, value)| !taken.contains(value));
         let (register, value) = others
-            .max_by_key(|(_, value)| self.uses[*value as usize].last().copied())
+            .max_by_key(|(_, value)| self.uses.next(*value))
             .expect("there are more registers than a step takes");
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.made.slots += 1;

@@ -4,7 +4,7 @@ use loops::{
     Binary, Op, OperandId, Unary,
     math::{self, Math, ROUNDER},
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 /// The result of a step.
 pub(crate) type V = u32;
@@ -122,6 +122,9 @@ impl Steps {
     }
 }
 
+/// Steps that there is room for from the beginning.
+const STEPS: usize = 56;
+
 /// Makes steps, equal ones once.
 pub(crate) struct Maker {
     pub(crate) steps: Vec<Step>,
@@ -132,7 +135,9 @@ pub(crate) struct Maker {
 
 impl Maker {
     pub(crate) fn new(scales: bool) -> Self {
-        Self { steps: Vec::new(), known: FxHashMap::default(), scales }
+        // Most blocks have no more, so that nothing is moved while they grow.
+        let known = FxHashMap::with_capacity_and_hasher(STEPS, FxBuildHasher);
+        Self { steps: Vec::with_capacity(STEPS), known, scales }
     }
 
     pub(crate) fn step(&mut self, code: Code, args: &[V]) -> V {
@@ -197,6 +202,15 @@ impl Maker {
     }
 }
 
+/// The bits of what a power of two gives 1 with, where both are normal numbers.
+const fn inverse_of_power(bits: u32) -> Option<u32> {
+    let (sign, exponent, rest) = (bits & 1 << 31, bits >> 23 & 0xff, bits & ((1 << 23) - 1));
+    match (exponent, rest) {
+        (1..=253, 0) => Some(sign | (254 - exponent) << 23),
+        _ => None,
+    }
+}
+
 impl Math for Maker {
     type V = V;
 
@@ -212,7 +226,14 @@ impl Math for Maker {
     fn mul(&mut self, a: V, b: V) -> V {
         self.step(Code::Mul, &[a, b])
     }
+    /// A quotient by a power of two is the product with its inverse, to the bit, and sooner there.
     fn div(&mut self, a: V, b: V) -> V {
+        if let Code::Bits(bits) = self.steps[b as usize].code
+            && let Some(inverse) = inverse_of_power(bits)
+        {
+            let inverse = self.bits(inverse);
+            return self.mul(a, inverse);
+        }
         self.step(Code::Div, &[a, b])
     }
     fn fma(&mut self, a: V, b: V, c: V) -> V {
@@ -282,5 +303,23 @@ impl Math for Maker {
             unreachable!("masks are comparisons, as the verifier checks");
         };
         self.step(Code::Select(how), &[compare.args[0], compare.args[1], yes, no])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn powers_of_two_have_inverses_that_are_exact() {
+        let inverse = |number: f32| inverse_of_power(number.to_bits()).map(f32::from_bits);
+        for exponent in -126..=126 {
+            let power = 2.0_f32.powi(exponent);
+            assert_eq!(inverse(power), Some(1.0 / power));
+            assert_eq!(inverse(-power), Some(-1.0 / power));
+        }
+        for other in [0.0, 3.0, 2.0_f32.powi(127), f32::MIN_POSITIVE / 2.0, f32::INFINITY, f32::NAN] {
+            assert_eq!(inverse(other), None);
+        }
     }
 }

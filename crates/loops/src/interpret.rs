@@ -3,6 +3,8 @@
 mod functions;
 mod rows;
 
+use std::sync::OnceLock;
+
 use base::Result;
 
 use self::{
@@ -14,7 +16,7 @@ use crate::{
     math::{Math, Scalar},
     phases::Phases,
     tile::{Step, Stored, Tiles},
-    verify,
+    verify::verified,
 };
 
 /// Points of a tile.
@@ -27,22 +29,28 @@ pub struct Interpreter {
     kernel: Kernel,
     bounds: Bounds,
     nest: Nest,
-    tiles: Tiles,
+    /// Made when it is interpreted first: machine code needs none.
+    tiles: OnceLock<Tiles>,
     by_rows: bool,
 }
 
 impl Interpreter {
     /// Prepares a kernel; fails where it is not [valid](verify).
     pub fn new(kernel: &Kernel) -> Result<Self> {
-        verify(kernel)?;
-        let nest = Nest::of(kernel);
-        let phases = Phases::of(kernel, &nest.inner_strides, kernel.by_rows());
+        let nest = verified(kernel)?;
         Ok(Self {
             kernel: kernel.clone(),
             bounds: Bounds::of(kernel),
-            tiles: Tiles::of(kernel, &phases),
+            tiles: OnceLock::new(),
             by_rows: kernel.by_rows(),
             nest,
+        })
+    }
+
+    fn tiles(&self) -> &Tiles {
+        self.tiles.get_or_init(|| {
+            let phases = Phases::of(&self.kernel, &self.nest.inner_strides, self.by_rows);
+            Tiles::of(&self.kernel, &phases)
         })
     }
 
@@ -93,8 +101,8 @@ fn run(program: &Interpreter, memory: &[Memory<'_>]) {
 
 /// Registers of `size` points, those of constants filled.
 fn registers(program: &Interpreter, size: usize) -> Vec<Vec<f32>> {
-    let mut registers = vec![vec![0.0_f32; size]; program.tiles.registers];
-    for (register, number) in &program.tiles.constants {
+    let mut registers = vec![vec![0.0_f32; size]; program.tiles().registers];
+    for (register, number) in &program.tiles().constants {
         registers[*register].fill(*number);
     }
     registers
@@ -107,7 +115,7 @@ fn run_points(program: &Interpreter, memory: &[Memory<'_>]) {
     let mut registers = registers(program, size);
     for start in (0..points).step_by(size.max(1)) {
         let tile = Tile { start, count: size.min(points - start) };
-        for phase in &program.tiles.phases {
+        for phase in &program.tiles().phases {
             for step in &phase.points {
                 compute(program, step, &mut registers, memory, tile);
             }

@@ -317,14 +317,28 @@ impl Kernel {
         offsets
     }
 
+    /// The greatest of these distances, 0 where there are none.
+    pub fn last_offset(&self, operand: OperandId) -> u32 {
+        let loads = self.body.iter().filter_map(|op| match op {
+            Op::Load(loaded, offset) if *loaded == operand => Some(*offset),
+            _ => None,
+        });
+        let stores = self.stores.iter().filter(|store| store.operand == operand).map(|store| store.offset);
+        loads.chain(stores).max().unwrap_or(0)
+    }
+
     /// Whether a written operand may lie exactly where a read one does: each point then reads, of what is written, only what it writes itself.
     pub fn may_lie_alike(&self, written: OperandId, read: OperandId) -> bool {
         let (to, from) = (&self.operands[written.0 as usize], &self.operands[read.0 as usize]);
         let alike = to.element == from.element && to.strides == from.strides;
-        let (writes, reads) = (self.offsets(written), self.offsets(read));
+        let is_stored =
+            |offset| self.stores.iter().any(|store| store.operand == written && store.offset == offset);
         alike
             && (to.access, from.access) == (Access::Write, Access::Read)
-            && reads.iter().all(|offset| writes.contains(offset))
+            && self.body.iter().all(|op| match op {
+                Op::Load(loaded, offset) if *loaded == read => is_stored(*offset),
+                _ => true,
+            })
     }
 
     pub(crate) fn without_dead(mut self) -> Self {

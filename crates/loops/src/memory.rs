@@ -118,11 +118,12 @@ struct Bound {
 /// Whether a kernel reads or writes any element of an operand: of rows without points it touches what there is once for a row.
 fn is_touched(kernel: &Kernel, operand: &Operand) -> bool {
     let rows = kernel.domain.len().saturating_sub(1);
-    let once =
-        kernel.by_rows() && kernel.is_of_rows(operand) && kernel.domain[..rows].iter().all(|size| *size > 0);
+    let once = || {
+        kernel.by_rows() && kernel.is_of_rows(operand) && kernel.domain[..rows].iter().all(|size| *size > 0)
+    };
     let sum =
         operand.access == Access::Add && (kernel.is_of_rows(operand) || kernel.domain.last() != Some(&0));
-    once || sum || kernel.points() > 0
+    kernel.points() > 0 || sum || once()
 }
 
 impl Bounds {

@@ -1,6 +1,11 @@
 //! The loops of a kernel: its domain with as few dimensions as possible.
 
+use smallvec::SmallVec;
+
 use crate::{Access, Kernel};
+
+/// Strides of an operand along outer loops, or of operands along a loop.
+pub type Strides<const COUNT: usize> = SmallVec<[usize; COUNT]>;
 
 /// The loops around the innermost one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -10,9 +15,9 @@ pub struct Nest {
     /// How many points the innermost loop has.
     pub inner: usize,
     /// For each operand its strides along the outer loops, in elements.
-    pub outer_strides: Vec<Vec<usize>>,
+    pub outer_strides: Vec<Strides<3>>,
     /// For each operand its stride along the innermost loop, in elements.
-    pub inner_strides: Vec<usize>,
+    pub inner_strides: Strides<12>,
 }
 
 impl Nest {
@@ -22,12 +27,12 @@ impl Nest {
         let strides = |dim: usize| kernel.operands.iter().map(move |operand| operand.strides[dim] as usize);
         let row = kernel.domain.len().checked_sub(1).filter(|_| kernel.by_rows());
         let rest = 0..row.unwrap_or(kernel.domain.len());
-        let mut dims: Vec<usize> = rest.filter(|dim| kernel.domain[*dim] != 1).collect();
+        let mut dims: SmallVec<[usize; 6]> = rest.filter(|dim| kernel.domain[*dim] != 1).collect();
         if let Some(first) = kernel.operands.iter().find(|operand| operand.access == Access::Write) {
             dims.sort_by_key(|dim| std::cmp::Reverse(first.strides[*dim]));
         }
         // From the innermost loop outwards: its size, and its stride for each operand.
-        let mut loops: Vec<(usize, Vec<usize>)> = Vec::new();
+        let mut loops: SmallVec<[(usize, Strides<12>); 4]> = SmallVec::new();
         if let Some(row) = row {
             let size = kernel.domain[row] as usize;
             // Of a single point no two share an element.
@@ -36,7 +41,7 @@ impl Nest {
         let fixed = loops.len();
         for dim in dims.into_iter().rev() {
             let size = kernel.domain[dim] as usize;
-            let strides: Vec<usize> = strides(dim).collect();
+            let strides: Strides<12> = strides(dim).collect();
             let joins = loops.len() > fixed;
             match loops.last_mut() {
                 Some((inner, steps))
@@ -47,13 +52,13 @@ impl Nest {
                 _ => loops.push((size, strides)),
             }
         }
-        let mut loops = loops.into_iter();
-        let (inner, inner_strides) = loops.next().unwrap_or_else(|| (1, vec![1; kernel.operands.len()]));
-        let outer: Vec<(usize, Vec<usize>)> = loops.rev().collect();
-        let along = |operand: usize| outer.iter().map(|(_, strides)| strides[operand]).collect();
+        loops.reverse();
+        let (inner, inner_strides) =
+            loops.pop().unwrap_or_else(|| (1, SmallVec::from_elem(1, kernel.operands.len())));
+        let along = |operand: usize| loops.iter().map(|(_, strides)| strides[operand]).collect();
         Self {
             outer_strides: (0..kernel.operands.len()).map(along).collect(),
-            outer: outer.into_iter().map(|(size, _)| size).collect(),
+            outer: loops.iter().map(|(size, _)| *size).collect(),
             inner,
             inner_strides,
         }

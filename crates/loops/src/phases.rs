@@ -72,7 +72,8 @@ impl Phases {
     }
 }
 
-fn of_row(kernel: &Kernel, inner_strides: &[usize], hoist: bool) -> Vec<bool> {
+/// For each value whether it is one number for each row.
+pub(crate) fn of_row(kernel: &Kernel, inner_strides: &[usize], hoist: bool) -> Vec<bool> {
     let mut is: Vec<bool> = Vec::with_capacity(kernel.body.len());
     for op in &kernel.body {
         is.push(match op {

@@ -2,7 +2,7 @@
 
 use base::{Code, Diagnostic, Result};
 
-use crate::{Access, Element, Kernel, Nest, Op, Operand, OperandId, Value, phases::Phases};
+use crate::{Access, Element, Kernel, Nest, Op, Operand, OperandId, Store, Value, phases::of_row};
 
 /// The most dimensions of a domain.
 const MAX_DIMS: usize = 64;
@@ -21,6 +21,11 @@ const MAX_POINTS: i64 = 1 << 48;
 ///
 /// Fails with [`Code::BAD_KERNEL`].
 pub fn verify(kernel: &Kernel) -> Result<()> {
+    verified(kernel).map(drop)
+}
+
+/// The same, with the loops of the kernel.
+pub(crate) fn verified(kernel: &Kernel) -> Result<Nest> {
     domain(&kernel.domain)?;
     for index in 0..kernel.operands.len() {
         map(kernel, index).map_err(|fault| bad(format!("operand a{index}: {fault}")))?;
@@ -29,17 +34,21 @@ pub fn verify(kernel: &Kernel) -> Result<()> {
         body(kernel, index, op).map_err(|fault| bad(format!("value %{index}: {fault}")))?;
     }
     stores(kernel)?;
-    if kernel.by_rows() { rows(kernel) } else { Ok(()) }
+    let nest = Nest::of(kernel);
+    if kernel.by_rows() {
+        rows(kernel, &nest)?;
+    }
+    Ok(nest)
 }
 
 /// Checks what holds of a kernel by rows beyond that.
-fn rows(kernel: &Kernel) -> Result<()> {
+fn rows(kernel: &Kernel, nest: &Nest) -> Result<()> {
     if kernel.domain.is_empty() {
         return Err(bad("a kernel by rows needs a dimension"));
     }
-    let nest = Nest::of(kernel);
-    let phases = Phases::of(kernel, &nest.inner_strides, true);
-    match phases.row_stores.iter().find(|store| !phases.is_of_row[store.value.0 as usize]) {
+    let is_of_row = of_row(kernel, &nest.inner_strides, true);
+    let once = |store: &&Store| nest.inner_strides[store.operand.0 as usize] == 0;
+    match kernel.stores.iter().filter(once).find(|store| !is_of_row[store.value.0 as usize]) {
         Some(store) => {
             Err(bad(format!("{} is stored once for a row, but has a number for each point", store.value)))
         }
@@ -49,7 +58,7 @@ fn rows(kernel: &Kernel) -> Result<()> {
 
 /// How many elements an operand has at least: one more than the largest index that a point of the domain has.
 pub(crate) fn extent(kernel: &Kernel, operand: usize) -> Option<i64> {
-    let behind = kernel.offsets(OperandId(operand as u32)).last().copied().unwrap_or(0);
+    let behind = kernel.last_offset(OperandId(operand as u32));
     let last = kernel
         .domain
         .iter()
@@ -127,9 +136,8 @@ fn body(kernel: &Kernel, index: usize, op: &Op) -> Result<(), String> {
     if let Some(later) = op.operands().find(|value| value.0 as usize >= index) {
         return Err(format!("{later} is used before it is defined"));
     }
-    let masks: Vec<bool> = op.operands().map(|value| kernel.op(value).is_mask()).collect();
     let wanted = [matches!(op, Op::Select(..)), false, false];
-    if masks.iter().zip(wanted).any(|(is, wanted)| *is != wanted) {
+    if op.operands().zip(wanted).any(|(value, wanted)| kernel.op(value).is_mask() != wanted) {
         return Err("a mask stands where a number must, or the other way round".to_owned());
     }
     match op {

@@ -13,9 +13,9 @@ use super::{
     partition::Coverage,
 };
 use crate::{
-    Kernel, Nest,
+    Kernel,
     phases::{MOST_LOOPS, Phases},
-    verify,
+    verify::verified,
 };
 
 /// The most operations of a group.
@@ -144,10 +144,12 @@ impl<'a> Groups<'a> {
         }
         self.writes(members).into_iter().try_for_each(|value| maker.write(value)).ok()?;
         let (kernel, reads) = maker.finish();
-        let nest = Nest::of(&kernel);
+        if kernel.operands.len() > MOST_OPERANDS {
+            return None;
+        }
+        let nest = verified(&kernel).ok()?;
         let loops = Phases::of(&kernel, &nest.inner_strides, kernel.by_rows()).loops();
-        (kernel.operands.len() <= MOST_OPERANDS && loops <= MOST_LOOPS && verify(&kernel).is_ok())
-            .then_some((kernel, reads))
+        (loops <= MOST_LOOPS).then_some((kernel, reads))
     }
 
     /// Puts an operation into a group of its own, and joins to it those that share tensors with it.

@@ -44,7 +44,7 @@ pub(super) fn run_rows(program: &Interpreter, memory: &[Memory<'_>]) {
 fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'_>], row: usize) {
     let (inner, size) = (program.nest.inner, registers.first().map_or(PIECE, Vec::len));
     let whole = Tile { start: row * inner, count: size.min(inner) };
-    for phase in &program.tiles.phases {
+    for phase in &program.tiles().phases {
         // One number fills a register, so that it is computed as points are.
         for step in &phase.row {
             match step.op {
@@ -61,7 +61,7 @@ fn run_row(program: &Interpreter, registers: &mut [Vec<f32>], memory: &[Memory<'
             registers[reduce.target].fill(joined(reduce.reduction, lanes, count));
         }
     }
-    for &Stored { operand, offset, from } in &program.tiles.row_stores {
+    for &Stored { operand, offset, from } in &program.tiles().row_stores {
         let index = program.nest.start(operand, row) + offset;
         let number = registers[from][0];
         match memory[operand] {
