@@ -13,6 +13,7 @@ mod factors;
 mod formula;
 mod groups;
 mod moves;
+mod on_lists;
 mod row;
 mod rules;
 mod strategies;
@@ -27,10 +28,11 @@ pub use factors::{Factor, FactorKind, Factors};
 pub use formula::{Eager, Formula};
 pub use groups::{RunTimeSizes, by_groups, of_groups, offsets};
 pub use moves::Moves;
+pub use on_lists::OnLists;
 pub use row::{
     Draw, Fill, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule, Sizes,
     Strides, Work,
 };
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};
-pub use table::{ROWS, list_forms, row, row_of};
+pub use table::{ROWS, list_forms, row, row_in_place, row_of};

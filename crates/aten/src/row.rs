@@ -3,7 +3,7 @@
 use base::{Bytes, Flops};
 use ir::{Arg, Dtype};
 
-use crate::{Call, Eager, Factors, Formula, Moves, Seed, Strategy, call::argument};
+use crate::{Call, Eager, Factors, Formula, Moves, OnLists, Seed, Strategy, call::argument};
 
 /// Everything that is known of one operation.
 #[derive(Clone, Copy)]
@@ -62,6 +62,8 @@ pub struct Row {
     pub copies: bool,
     /// How it moves elements, where that is all that it does.
     pub moves: Option<Moves>,
+    /// What it does to each tensor of a list.
+    pub on_lists: Option<OnLists>,
     /// Whether its dimensions are counted in the result, which has more than the operand.
     pub dims_of_result: bool,
     /// Whether the dispatcher takes its sizes as symbols below autograd, as kernels that are not structured do.
@@ -374,6 +376,7 @@ impl Row {
             copied: None,
             copies: false,
             moves: None,
+            on_lists: None,
             dims_of_result: false,
             symbols: false,
             list_of: &[],
@@ -544,6 +547,11 @@ impl Row {
 
     pub(crate) const fn moves(mut self, moves: Moves) -> Self {
         self.moves = Some(moves);
+        self
+    }
+
+    pub(crate) const fn on_lists(mut self, what: OnLists) -> Self {
+        self.on_lists = Some(what);
         self
     }
 

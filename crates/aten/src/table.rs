@@ -13,7 +13,7 @@ use crate::{
     Linear::{self, InEach, Jointly, No, Norms, Stacked, Sums, Together},
     ListForm,
     Memory::{Alias, Hidden, Repeating},
-    Moves,
+    Moves, OnLists,
     Parameter::{At, Is},
     Random::{Unless0, Yes},
     Rewrite,
@@ -67,6 +67,15 @@ const fn form(single: &'static str, roles: &'static [Role]) -> ListForm {
 pub fn row(name: &str) -> Option<&'static Row> {
     static BY_NAME: OnceLock<FxHashMap<&'static str, &'static Row>> = OnceLock::new();
     BY_NAME.get_or_init(|| ROWS.iter().map(|row| (row.name, row)).collect()).get(name).copied()
+}
+
+/// The row of the operation that does the same as one that writes in place.
+pub fn row_in_place(name: &str) -> Option<&'static Row> {
+    let (name, overload) =
+        name.split_once('.').map_or((name, None), |(name, overload)| (name, Some(overload)));
+    let name = name.strip_suffix('_')?;
+    let found = overload.map_or_else(|| row(name), |overload| row(&format!("{name}.{overload}")));
+    found.filter(|row| row.in_place)
 }
 
 /// What is known of an operator: its row in the table, or that of operations with a rule that the user registered.
@@ -630,18 +639,18 @@ pub static ROWS: &[Row] = &[
     op("unisono::for_each_rank(self, int ranks)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
     op("unisono::exchange_rows(self, bounds, str exchange, int size, int rank)", Rule::Fixed, No, Traffic).strides(Strides::RowMajor),
     // Optimizer kernels
-    op("aten::_fused_adamw.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),
+    op("aten::_fused_adamw.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory().on_lists(OnLists::AdamW),
     op("aten::_fused_adam.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 13).walks_memory(),
     op("aten::_fused_sgd.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] momentum_buffer_list, float weight_decay, float momentum, lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 10).walks_memory(),
     op("aten::_fused_adagrad.tensor_lr(Tensor[] self, Tensor[] grads, Tensor[] state_sums, Tensor[] state_steps, lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[])", Factors(optimizer::fused), No, Traffic).in_place().entrywise().scaled(1, 9).walks_memory(),
     // The same on lists of tensors, as an optimizer does it to all parameters. Where an operation fits several, it takes the one in which
     // it finds the most others, and the first of equals.
-    list("aten::_foreach_add.Tensor(Tensor[] self, Tensor other, *, Scalar alpha=1) -> Tensor[]", &[form("aten::add.Tensor", &[Each, Shared, Static])]).in_place(),
+    list("aten::_foreach_add.Tensor(Tensor[] self, Tensor other, *, Scalar alpha=1) -> Tensor[]", &[form("aten::add.Tensor", &[Each, Shared, Static])]).in_place().on_lists(OnLists::Add),
     list("aten::_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]", &[form("aten::add.Tensor", &[Each, Each, Static])]).in_place(),
     list("aten::_foreach_add.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]", &[form("aten::add.Tensor", &[Each, Static, Neutral]), form("aten::add.Scalar", &[Each, Static, Neutral])]).in_place().with_tensor("aten::_foreach_add.Tensor", &[1]),
     list("aten::_foreach_sub.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]", &[form("aten::sub.Tensor", &[Each, Each, Static])]).in_place(),
     list("aten::_foreach_sub.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]", &[form("aten::sub.Tensor", &[Each, Static, Neutral]), form("aten::sub.Scalar", &[Each, Static, Neutral])]).in_place(),
-    list("aten::_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]", &[form("aten::mul.Tensor", &[Each, Shared])]).in_place(),
+    list("aten::_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]", &[form("aten::mul.Tensor", &[Each, Shared])]).in_place().on_lists(OnLists::Multiply),
     list("aten::_foreach_mul.List(Tensor[] self, Tensor[] other) -> Tensor[]", &[form("aten::mul.Tensor", &[Each, Each])]).in_place(),
     list("aten::_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]", &[form("aten::mul.Tensor", &[Each, Static]), form("aten::mul.Scalar", &[Each, Static])]).in_place().with_tensor("aten::_foreach_mul.Tensor", &[]),
     list("aten::_foreach_div.Tensor(Tensor[] self, Tensor other) -> Tensor[]", &[form("aten::div.Tensor", &[Each, Shared])]).in_place(),
@@ -658,7 +667,7 @@ pub static ROWS: &[Row] = &[
     list("aten::_foreach_pow.Scalar(Tensor[] self, Scalar exponent) -> Tensor[]", &[form("aten::pow.Tensor_Scalar", &[Each, Static])]).in_place(),
     list("aten::_foreach_pow.List(Tensor[] self, Tensor[] exponent) -> Tensor[]", &[form("aten::pow.Tensor_Tensor", &[Each, Each])]).in_place(),
     list("aten::_foreach_pow.ScalarAndTensor(Scalar self, Tensor[] exponent) -> Tensor[]", &[form("aten::pow.Scalar", &[Static, Each])]),
-    list("aten::_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]", &[ListForm { to_numbers: true, ..form("aten::linalg_vector_norm", &[Each, Static, Neutral, Neutral, Static]) }]),
+    list("aten::_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]", &[ListForm { to_numbers: true, ..form("aten::linalg_vector_norm", &[Each, Static, Neutral, Neutral, Static]) }]).on_lists(OnLists::Norm),
     list("aten::_foreach_sqrt(Tensor[] self) -> Tensor[]", &[form("aten::sqrt", &[Each])]).in_place(),
     list("aten::_foreach_rsqrt(Tensor[] self) -> Tensor[]", &[form("aten::rsqrt", &[Each])]).in_place(),
     list("aten::_foreach_neg(Tensor[] self) -> Tensor[]", &[form("aten::neg", &[Each])]).in_place(),
@@ -724,7 +733,7 @@ pub static ROWS: &[Row] = &[
     known("aten::bernoulli.p(self, float p, Generator? generator)").draws(Draw::From("bernoulli", [At(1), Is(0)])),
     known("aten::put(self, index, source, bool accumulate)").in_place(),
     known("aten::_fused_adam(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])").in_place().entrywise().scaled(1, 13).walks_memory(),
-    known("aten::_fused_adamw(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])").in_place().entrywise().scaled(1, 13).walks_memory(),
+    known("aten::_fused_adamw(Tensor[] self, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[], Tensor[])").in_place().entrywise().scaled(1, 13).walks_memory().on_lists(OnLists::AdamW),
     known("aten::_fused_sgd(Tensor[] self, Tensor[] grads, Tensor[] momentum_buffer_list, float weight_decay, float momentum, float lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[])").in_place().entrywise().scaled(1, 10).walks_memory(),
     known("aten::_fused_adagrad(Tensor[] self, Tensor[] grads, Tensor[] state_sums, Tensor[] state_steps, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale, Tensor? found_inf) -> (Tensor[], Tensor[], Tensor[], Tensor[])").in_place().entrywise().scaled(1, 9).walks_memory(),
     known("aten::_native_batch_norm_legit_functional(input, Tensor? weight, Tensor? bias, running_mean, running_var, bool training, float momentum, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)").rewrite(Rewrite::BatchNorm(5)),

@@ -24,7 +24,7 @@ type Done<T = ()> = Result<T, Failure>;
 #[must_use]
 pub fn with_attention(spec: ProgramSpec) -> ProgramSpec {
     let is_fast = cfg!(target_arch = "aarch64") || Tier::best() != Tier::Interpreter;
-    ProgramSpec { computes_attention: is_fast, ..spec }
+    ProgramSpec { computes: is_fast, ..spec }
 }
 
 /// The slots of queries, keys, values, and what is added to scores.

@@ -47,7 +47,7 @@ pub fn spec_of(graph: &Graph, groups: &Groups, device: &Device) -> Result<Progra
         inner: Vec::new(),
         kept: Vec::new(),
         kernels: Vec::new(),
-        computes_attention: false,
+        computes: false,
         calls,
         updates: graph.updates.iter().map(update).collect(),
         returns: graph.returns.iter().map(|value| slot(*value)).collect(),

@@ -15,6 +15,7 @@ mod inplace;
 mod kernels;
 mod large;
 mod link;
+mod lists;
 mod live;
 mod lower;
 mod moves;

@@ -18,6 +18,7 @@ use crate::{
     device_kernels::DeviceKernelCall,
     device_random::DeviceRandomCall,
     kernels::{KernelCall, Operands},
+    lists::{LinkedListCall, ListCall},
     moves::MoveCall,
     random::{RandomCall, is_random_at},
 };
@@ -45,6 +46,11 @@ pub(crate) enum Step {
     },
     Attention {
         call: AttentionCall,
+        device: (i32, i32),
+    },
+    /// What is done to each tensor of a list.
+    Lists {
+        call: LinkedListCall,
         device: (i32, i32),
     },
     View(View),
@@ -209,9 +215,12 @@ impl<'a> Linker<'a> {
                     (Route::Own, _) => {
                         let shape = |slot: Slot| self.program.shapes.get(slot.0 as usize)?.as_ref();
                         let device = self.host()?;
-                        let step = match AttentionCall::of(schema, args, outputs, shape) {
-                            Some(call) => Step::Attention { call, device },
-                            None => Step::Move { call: MoveCall::of(schema, args, outputs, shape), device },
+                        let step = if let Some(call) = AttentionCall::of(schema, args, outputs, shape) {
+                            Step::Attention { call, device }
+                        } else if let Some(call) = ListCall::of(schema, args, outputs, shape) {
+                            Step::Lists { call: call.linked()?, device }
+                        } else {
+                            Step::Move { call: MoveCall::of(schema, args, outputs, shape), device }
                         };
                         (step, instruction.release.clone())
                     }

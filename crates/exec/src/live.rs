@@ -76,7 +76,7 @@ mod tests {
             inner: Vec::new(),
             kept: Vec::new(),
             kernels: Vec::new(),
-            computes_attention: false,
+            computes: false,
             calls: vec![
                 call(0, Arg::Tensor(Slot(1)), 3),
                 call(0, Arg::Tensor(Slot(2)), 4),

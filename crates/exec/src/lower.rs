@@ -15,6 +15,7 @@ use crate::{
     attention::AttentionCall,
     effects::role,
     kernels::{Ends, is_kernel},
+    lists::ListCall,
     moves::MoveCall,
     steps::{Forms, steps_of},
 };
@@ -193,11 +194,12 @@ impl<'a> Lowering<'a> {
         let args = self.arguments(call, schema)?;
         let args = if self.abilities.is_direct(schema) { self.with_floats(args, schema) } else { args };
         let shape = |slot: Slot| self.spec.shape(slot).filter(|_| !self.spec.is_run_time_sized(slot));
-        let is_attention = || {
-            self.spec.computes_attention && AttentionCall::of(schema, &args, &call.outputs, shape).is_some()
-        };
+        let is_attention =
+            || self.spec.computes && AttentionCall::of(schema, &args, &call.outputs, shape).is_some();
         let is_own = self.abilities.device.is_host()
-            && (MoveCall::of(schema, &args, &call.outputs, shape).is_some() || is_attention());
+            && (MoveCall::of(schema, &args, &call.outputs, shape).is_some()
+                || is_attention()
+                || self.spec.computes && ListCall::of(schema, &args, &call.outputs, shape).is_some());
         let route = if is_own { Route::Own } else { self.abilities.route(schema, &args, &call.outputs) };
         let outputs = call.outputs.clone();
         let action = Action::Call { op: call.op, route, role, args, outputs };

@@ -192,7 +192,7 @@ fn elements(shape: &Shape) -> i64 {
 }
 
 /// Whether each element lies by itself and nothing lies between them.
-fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
+pub(crate) fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
     let mut dims: SmallVec<[(i64, i64); 6]> =
         strides.iter().copied().zip(sizes.iter().copied()).filter(|(_, size)| *size != 1).collect();
     dims.sort_unstable();
@@ -308,13 +308,50 @@ fn copy_by(from: Cells<'_>, to: Cells<'_>, start: usize, dims: &[Dim]) -> Done {
 fn copy<T: Copy>(from: &[Cell<T>], to: &[Cell<T>], dims: &[Dim]) {
     match dims {
         [] => to[0].set(from[0].get()),
-        [Dim { count, from: 1, to: 1 }] => {
-            to[..*count].iter().zip(&from[..*count]).for_each(|(to, from)| to.set(from.get()));
+        [Dim { count, from: 1, to: 1 }] => copy_side_by_side(&from[..*count], &to[..*count]),
+        [outer, Dim { count, from: 1, to: 1 }] => {
+            for at in 0..outer.count {
+                copy_side_by_side(&from[at * outer.from..][..*count], &to[at * outer.to..][..*count]);
+            }
         }
         [one] => (0..one.count).for_each(|at| to[at * one.to].set(from[at * one.from].get())),
         [outer, inner @ ..] => {
             (0..outer.count).for_each(|at| copy(&from[at * outer.from..], &to[at * outer.to..], inner));
         }
+    }
+}
+
+/// Copies as many elements as there are, whole blocks of them at once.
+#[inline(always)]
+fn copy_side_by_side<T: Copy>(from: &[Cell<T>], to: &[Cell<T>]) {
+    const BLOCK: usize = 8;
+    let count = from.len().min(to.len());
+    let mut at = 0;
+    while at + BLOCK <= count {
+        let (Some(from), Some(to)) = (from[at..].first_chunk::<BLOCK>(), to[at..].first_chunk::<BLOCK>())
+        else {
+            break;
+        };
+        // All are read before one is written, so that these are vectors.
+        let mut block = [from[0].get(); BLOCK];
+        for lane in 1..BLOCK {
+            block[lane] = from[lane].get();
+        }
+        for lane in 0..BLOCK {
+            to[lane].set(block[lane]);
+        }
+        at += BLOCK;
+    }
+    while at < count {
+        to[at].set(from[at].get());
+        at += 1;
+    }
+}
+
+/// Copies numbers that lie in order to the elements of a tensor.
+pub(crate) fn copy_back<T: Copy>(from: &[Cell<T>], to: &[Cell<T>], lies: &Elements<'_>) {
+    if !lies.sizes.contains(&0) {
+        copy(from, to, &dims(lies.sizes, &ir::contiguous_strides(lies.sizes), lies.strides));
     }
 }
 

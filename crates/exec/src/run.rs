@@ -359,6 +359,7 @@ fn run(step: &Step, slots: &mut Slots, proxy: Option<Proxy>, stream: Option<Stre
         Step::DeviceRandom(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots, stream)),
         Step::Move { call, device } => call.as_ref().map_or(Ok(()), |call| call.run(slots, *device)),
         Step::Attention { call, device } => call.run(slots, *device),
+        Step::Lists { call, device } => call.run(slots, *device),
         Step::Random(call) => call.as_ref().map_or(Ok(()), |call| call.run(slots)),
         Step::Dispatcher(call) | Step::UnseenView { call, .. } => call.run(slots),
         Step::Proxy(call) => match proxy {

@@ -29,9 +29,9 @@ pub struct ProgramSpec {
     /// Kernels that calls refer to.
     #[serde(default)]
     pub kernels: Vec<loops::Kernel>,
-    /// Whether attention of short sequences is computed as kernels are, and not by PyTorch.
+    /// Whether attention of short sequences, and what is done to each of many small tensors, is computed as kernels are, and not by PyTorch.
     #[serde(default)]
-    pub computes_attention: bool,
+    pub computes: bool,
     /// The operations in order.
     pub calls: Vec<OpCall>,
     /// New values of state, written after all operations.

@@ -98,6 +98,22 @@ impl Slots {
         Ok(Elements { cells, sizes, strides })
     }
 
+    /// The number of a tensor of `f32` or `f64` without dimensions, in the CPU's memory.
+    pub fn number(&self, slot: Slot) -> Result<f64, Failure> {
+        let Found { address, dtype, count, device, .. } = self.found(slot)?;
+        if device.0 != CPU || count != 1 {
+            return Err(Failure(format!("{slot} is no number in the CPU's memory")));
+        }
+        // SAFETY: the tensor has one element of this type, and this table keeps it alive.
+        unsafe {
+            match dtype {
+                Some(Dtype::Float32) => Ok(f64::from(address.cast::<f32>().read())),
+                Some(Dtype::Float64) => Ok(address.cast::<f64>().read()),
+                other => Err(Failure(format!("{slot} is a number of {other:?}"))),
+            }
+        }
+    }
+
     /// The elements of the tensor in `slot` on a device, by PyTorch's number of its type and its index. Fails for tensors elsewhere.
     pub fn on_device(&self, slot: Slot, device: (i32, i32)) -> Result<OnDevice<'_>, Failure> {
         Self::there(self.found(slot)?, device, &slot.to_string())
