@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from unisono import _commands
+from unisono import _commands, _devices
 
 GOOD = """
 def make():
@@ -53,3 +53,16 @@ def test_kernels_of_a_function_are_printed_in_both_roundings(tmp_path, monkeypat
         found[len(flags)] = capsys.readouterr().out
     assert "%3 = tanh %2" in found[0] and "aten::tanh" not in found[0].partition("as they are")[2]
     assert "1 of aten::tanh: other bits than PyTorch's in f32" in found[1]
+
+
+def test_products_that_are_computed_in_f32_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = GOOD.replace("(x * 2).tanh() + x", "x @ x + 1").replace("(64, 64)", "(64, 64, dtype=torch.bfloat16)")
+    (tmp_path / "good.py").write_text("import torch\n" + text)
+    found = []
+    for narrow in ((), ("bf16",)):
+        monkeypatch.setattr(_devices, "narrow_types", lambda narrow=narrow: narrow)
+        assert _commands.kernels(["good.py:make"]) == 0
+        found.append(capsys.readouterr().out)
+    assert "wide_products" not in found[0]
+    assert found[1].startswith("1 products of 16 bits are computed in f32")

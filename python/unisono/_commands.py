@@ -83,8 +83,12 @@ def kernels(arguments: Sequence[str]) -> None:
     parser.add_argument("-o", "--output", type=Path, help="write to this file instead of stdout")
     options = parser.parse_args(arguments)
     graph = _captured(options).native.run_passes()[0]
-    from unisono import _native
+    from unisono import _devices, _native
 
+    if not options.match_eager:
+        graph = graph.for_kernels(cuda=options.cuda)
+    if not (options.match_eager or options.cuda):
+        graph = graph.with_wide_products(_devices.narrow_types())
     if options.cuda:
         texts = graph.kernel_texts(cuda=True, match_eager=options.match_eager)
         _write(options.output, _native.cuda_source(texts)[0])

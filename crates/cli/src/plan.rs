@@ -49,6 +49,12 @@ fn element_type(name: &str) -> std::result::Result<Dtype, String> {
     })
 }
 
+/// The element type of 16 bits of that name, ours or PyTorch's.
+fn narrow_type(name: &str) -> std::result::Result<Dtype, String> {
+    let found = element_type(name).ok().filter(|dtype| dtype.bytes() == 2);
+    found.ok_or_else(|| "give bf16, f16 or both".to_owned())
+}
+
 /// What is on the host while the device does not need it.
 #[derive(Clone, Copy, ValueEnum)]
 enum Offload {
@@ -112,6 +118,10 @@ pub struct Plan {
     /// Predict the plan with groups of operations as kernels, as `fuse=True` runs them
     #[arg(long)]
     fuse: bool,
+    /// Element types of 16 bits, such as `bf16,f16`, that the ranks' processors have no instructions for products in: kernels compute these in
+    /// `f32`. `unisono.parallelize` asks PyTorch for them
+    #[arg(long, value_delimiter = ',', value_parser = narrow_type, requires = "fuse")]
+    narrow: Vec<Dtype>,
     /// Take the program apart into so many pipeline stages: each on its share of the ranks, where no mesh is given, and otherwise as an axis `stages` before
     /// the mesh's
     #[arg(long)]
@@ -184,7 +194,7 @@ impl Plan {
             offload: self.offload.map(Offload::setting),
             memory_limit: self.memory_limit()?,
             fuse: self.fuse,
-            narrow: Vec::new(),
+            narrow: self.narrow.clone(),
             effort: if self.quick { Effort::Quick } else { Effort::Full },
         };
         let before = cpu_seconds();

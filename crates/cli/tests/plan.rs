@@ -279,3 +279,17 @@ fn alternatives_are_priced_beside_the_plan() {
     let (status, _, errors) = files.run("plan step.txt --mesh a=4 --cluster cluster.toml --why-not tensro");
     assert!(status == 1 && errors.contains("did you mean `tensor`?"), "{errors}");
 }
+
+#[test]
+fn products_that_processors_have_no_instructions_for_are_planned_and_explained() {
+    let files = Files::new("plan-narrow", &GRAPH.replace("f32", "bf16"), &slow(fast(100.0)));
+    let line = "plan step.txt --mesh a=4 --cluster cluster.toml";
+    let (status, plan, errors) = files.run(&format!("{line} --fuse --narrow bf16,f16"));
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(plan.contains("narrow = [\"bf16\", \"f16\"]"), "{plan}");
+    let (status, text, _) = files.write("plan.toml", &plan).run("explain step.txt plan.toml");
+    assert!(status == 0 && text.contains("2 of bf16 and f16 computed in f32"), "{text}");
+    let (status, _, errors) = files.run(&format!("{line} --fuse --narrow f32"));
+    assert!(status == 2 && errors.contains("give bf16, f16 or both"), "{errors}");
+    assert_eq!(files.run(&format!("{line} --narrow bf16")).0, 2);
+}

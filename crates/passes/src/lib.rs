@@ -70,5 +70,5 @@ pub use start_collectives::StartCollectives;
 pub use state_units::{Entry, Unit, state_units};
 pub use turn_shards::TurnShards;
 pub use wait_at_once::WaitAtOnce;
-pub use wide_products::WideProducts;
+pub use wide_products::{WideProducts, widened};
 pub use without_collectives::WithoutCollectives;

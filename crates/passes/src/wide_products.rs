@@ -14,6 +14,9 @@ const LEAST: u64 = 1 << 14;
 /// The fewest floating-point operations for each element that it reads or makes: below, reading them is what takes long.
 const OF_EACH: u64 = 6;
 
+/// The name of the pass, which what it makes has as its label.
+const NAME: &str = "wide_products";
+
 /// Computes products on the host in `f32`.
 pub struct WideProducts {
     /// The element types that the host has no instructions for.
@@ -22,7 +25,7 @@ pub struct WideProducts {
 
 impl Pass for WideProducts {
     fn name(&self) -> &'static str {
-        "wide_products"
+        NAME
     }
 
     fn run<'g>(&self, graph: &'g Graph) -> Result<Patch<'g>> {
@@ -36,7 +39,19 @@ impl Pass for WideProducts {
     }
 }
 
+/// How many products the pass has had computed in `f32`.
+pub fn widened(graph: &Graph) -> usize {
+    let is_ours = |id: &&NodeId| graph.nodes[**id].label.is_some_and(|label| graph.labels[label] == NAME);
+    let multiplies = |id: &NodeId| aten::row(graph.op_name(*id)).is_some_and(|row| row.multiplies);
+    graph.order.iter().filter(is_ours).filter(|id| multiplies(id)).count()
+}
+
 impl WideProducts {
+    /// How many products it would have computed in `f32`.
+    pub fn count(&self, graph: &Graph) -> usize {
+        graph.order.iter().filter(|id| self.is_worth_it(graph, **id)).count()
+    }
+
     fn is_narrow(&self, ty: &TensorType) -> bool {
         self.narrow.contains(&ty.dtype) && ty.device.kind.is_cpu()
     }

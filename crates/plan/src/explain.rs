@@ -9,6 +9,7 @@ use base::{Bytes, Nanos, Result};
 use cluster::{Cluster, Kind};
 use cost::{Machine, local_time};
 use ir::{Graph, Mesh, Placement, RankGraph};
+use passes::WideProducts;
 
 use crate::{
     account::Account,
@@ -129,6 +130,25 @@ fn on_host(stage: &StagePrediction) -> String {
     }
 }
 
+/// What is done for groups of operations that run as kernels.
+fn kernels(plan: &Plan, graph: &RankGraph) -> String {
+    if !plan.kernels {
+        return String::new();
+    }
+    let mut text =
+        "  kernels   groups of operations count as one; plans below were compared without\n".to_owned();
+    if !plan.narrow.is_empty() {
+        let types: Vec<&str> = plan.narrow.iter().map(|dtype| dtype.text()).collect();
+        let products = WideProducts { narrow: plan.narrow.clone() }.count(graph);
+        let types = types.join(" and ");
+        let _ = writeln!(
+            text,
+            "  products  {products} of {types} computed in f32, for want of instructions (wide_products)"
+        );
+    }
+    text
+}
+
 /// What a plan does, what it is expected to cost and what it was chosen over; `graph` is one rank's graph. Where time and memory go is said
 /// where an account is given.
 fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String {
@@ -203,12 +223,7 @@ fn explain(plan: &Plan, graph: &RankGraph, account: Option<&Account>) -> String 
     }
     let whose = if plan.stages.is_some() { Whose::STAGES } else { Whose::default() };
     text.push_str(&account.map_or_else(String::new, |account| goes(account, whose)));
-    if plan.kernels {
-        let _ = writeln!(
-            text,
-            "  kernels   groups of operations count as one; plans below were compared without"
-        );
-    }
+    text.push_str(&kernels(plan, graph));
     for other in &plan.runners_up {
         let waiting = other
             .exposed_ns

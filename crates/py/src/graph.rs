@@ -340,7 +340,15 @@ impl Graph {
     #[pyo3(signature = (slower=None, *, match_eager=false))]
     fn kernels(&self, py: Python<'_>, slower: Option<Slower>, match_eager: bool) -> String {
         let slower = slower.unwrap_or_default();
-        py.detach(|| without(&self.0, rounding(match_eager), &slower).describe(&self.0))
+        py.detach(|| {
+            let kernels = without(&self.0, rounding(match_eager), &slower).describe(&self.0);
+            match passes::widened(&self.0) {
+                0 => kernels,
+                products => format!(
+                    "{products} products of 16 bits are computed in f32, which this processor has instructions for (wide_products)\n{kernels}"
+                ),
+            }
+        })
     }
 
     /// The groups of operations that can be kernels, each once: its name, and its operations as a graph whose inputs are what it reads.
