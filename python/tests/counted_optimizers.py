@@ -205,6 +205,24 @@ def training(kind: str, every: int = 1) -> steps.Training:
     return steps.Training(model, optimizer, step, batches)
 
 
+def scaled(kind: str) -> steps.Training:
+    """The same with a scaler of losses, which leaves out the first update and a later one."""
+    given = training(kind)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+    model, optimizer = given.model, given.optimizer
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.nan_to_num(0, 0, 0)
+
+    batches = [(x * math.inf if number in (0, 3) else x, y) for number, (x, y) in enumerate(given.batches)]
+    return steps.Training(model, optimizer, step, batches)
+
+
 def counts(optimizer: optim.Optimizer) -> list[Any]:
     """The numbers of groups and of state, but for rates."""
     groups = [[group.get(key) for key in ("step", "momentum", "rates", "scale")] for group in optimizer.param_groups]
@@ -222,6 +240,22 @@ def differences(kind: str, every: int = 1, **settings: Any) -> dict[str, Any]:
         *zip(losses, wanted, strict=True),
         *zip(found.model.parameters(), expected.model.parameters(), strict=True),
     ]
+    return {
+        "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
+        "counts": counts(found.optimizer),
+        "expected": counts(expected.optimizer),
+    }
+
+
+def skipped(kind: str) -> dict[str, Any]:
+    """The same where updates are left out."""
+    expected, found = scaled(kind), scaled(kind)
+    wanted = [expected.step(*batch) for batch in expected.batches]
+    step = steps.parallelize(found)
+    given = [step(*batch) for batch in found.batches]
+    step.sync()
+    pairs = [*zip(found.model.parameters(), expected.model.parameters(), strict=True)]
+    pairs += zip(given, wanted, strict=True)
     return {
         "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
         "counts": counts(found.optimizer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import arguments_in_place
 import pytest
+import steps
 import torch
 from launch import found_by_ranks
 from torch import nn
@@ -48,7 +49,8 @@ def test_another_shape_in_place_is_refused():
 def test_arguments_that_share_memory_are_refused_where_one_is_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     model, step = squares(lambda x: x.add_(1))
-    together = unisono.parallelize(step, model=model, example=(torch.ones(2, 4), torch.ones(2, 4)))
+    example = torch.ones(2, 4), torch.ones(2, 4)
+    together = unisono.parallelize(step, model=model, example=example, cluster=steps.SLOW_LINKS)
     x = torch.ones(2, 4)
     together(x, torch.ones(2, 4))
     assert torch.equal(x, torch.full((2, 4), 2.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import steps
 import torch
-from counted_optimizers import KINDS, FromTheFirst, damped, differences, resumed, training
+from counted_optimizers import KINDS, FromTheFirst, damped, differences, resumed, skipped, training
 from launch import found_by_ranks
 from torch import nn
 
@@ -39,6 +39,14 @@ def test_an_optimizer_that_counts_steps_as_in_eager_pytorch(kind, tmp_path, monk
 def test_counts_go_on_from_a_state_that_is_loaded(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     require_alike(resumed(kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["Counted", "CountedByItself", "CountedInState", "Scheduled", "FromTheFirst", "damped"]
+)
+def test_an_update_that_a_scaler_leaves_out_is_not_counted(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    require_alike(skipped(kind))
 
 
 def test_on_two_ranks_counts_are_those_of_one_device(by_ranks):

@@ -228,12 +228,18 @@ def _on_twins(
     given = [dict(group) for group in optimizer.param_groups]
     numbers = {id(parameter): _numbers(values) for parameter, values in made.items()}
     tensors = {id(parameter): _tensors(values) for parameter, values in made.items()}
+    called: list[str | None] = []
+    calls = register_optimizer_step_pre_hook(lambda one, *_: called.append(user_line()) if one is optimizer else None)
     try:
         yield
         _require_settings(optimizer, given, is_followed=is_followed)
         _require_numbers(made, numbers, is_followed=is_followed)
         _require_tensors(made, tensors)
+    except StepError as error:
+        error.place = error.place or (called[-1] if called else None)
+        raise
     finally:
+        calls.remove()
         del optimizer.param_groups[len(real_groups) :]
         for group, real, before in zip(optimizer.param_groups, real_groups, given, strict=True):
             counted = {key: group[key] for key in group if is_followed and _is_counted(group, before, key)}
