@@ -72,6 +72,8 @@ def step_into(value: Any, step: Step) -> Any:
             case "hook":
                 name, _, number = key.partition(" ")
                 return list(_hooks_at(value, name).values())[int(number)]
+            case "keyed":
+                return list(value.values())[key]
             case "group":
                 return _group_at(value, key)[key.partition(" ")[2]]
             case "state":
@@ -129,6 +131,8 @@ def put(root: Any, path: Path, new: Any) -> None:
         _put_item(holder.__kwdefaults__, key, new)
     elif kind in ("parameter", "buffer", "module"):
         _put_item(getattr(holder, f"_{kind}s"), key, new)
+    elif kind == "keyed":
+        _put_item(holder, list(holder)[key], new)
     elif kind == "group":
         _put_item(_group_at(holder, key), key.partition(" ")[2], new)
     elif kind == "state":
@@ -193,6 +197,8 @@ def shown(path: Path) -> str:
             text += f".{key}"
         elif kind == "entry":
             text += f"[{key!r}]"
+        elif kind == "keyed":
+            text += f"[key {key}]"
         elif kind == "group":
             number, _, name = key.partition(" ")
             text += f".param_groups[{number}][{name!r}]"
@@ -326,6 +332,9 @@ def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
     if isinstance(value, dict):
         if len(value) <= _LONGEST:
             yield from ((("entry", key), part) for key, part in list(value.items()) if isinstance(key, _KEYS))
+            # By their number: while a step is traced, twins are the keys.
+            items = enumerate(list(value.items()))
+            yield from ((("keyed", number), part) for number, (key, part) in items if isinstance(key, torch.Tensor))
     elif isinstance(value, list | deque | tuple):
         entries = _entries(value)
         if len(entries) <= _LONGEST:

@@ -79,7 +79,7 @@ from unisono._capture.sized import Sized
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
 from unisono._capture.traced import Traced
-from unisono._capture.twins import Twins, conversions_known
+from unisono._capture.twins import Twins, conversions_known, keys_of_dictionaries
 from unisono._capture.types import type_of
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -309,6 +309,7 @@ class _Run:
                 self.optimizers, twins, state, live, self.inputs.target, followed, rates_by_number=by_number
             )
             stack.enter_context(twins_of)
+            stack.enter_context(keys_of_dictionaries(self.kept.walk, twins))
             stack.enter_context(first_steps(self.optimizers))
             stack.enter_context(scaling.traceable(self.optimizers))
             stack.enter_context(refusing_others(twins.values()))
