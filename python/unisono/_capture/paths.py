@@ -132,7 +132,8 @@ def put(root: Any, path: Path, new: Any) -> None:
     elif kind in ("parameter", "buffer", "module"):
         _put_item(getattr(holder, f"_{kind}s"), key, new)
     elif kind == "keyed":
-        _put_item(holder, list(holder)[key], new)
+        keys: list[Any] = [*iter(holder)]  # type: ignore[arg-type]
+        _put_item(holder, keys[int(key)], new)
     elif kind == "group":
         _put_item(_group_at(holder, key), key.partition(" ")[2], new)
     elif kind == "state":

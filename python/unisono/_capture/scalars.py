@@ -216,6 +216,7 @@ def _rolled(scalars: Scalars, x: torch.Tensor, shifts: Any, dims: Any = ()) -> t
 def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """One bound after the other: PyTorch takes two tensors or two numbers."""
     bounds = dict(zip(("min", "max"), args[1:], strict=False)) | kwargs
+    _note(scalars, bounds.values())
     tensors = {key: _like(scalars, x, one, same_type=True) for key, one in bounds.items() if type(one) is Number}
     for key, one in bounds.items():
         if one is not None:
@@ -246,10 +247,16 @@ def _listed(scalars: Scalars, given: Sequence[Any], more: Sequence[Any], kwargs:
         raise _Settled
     common = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_type_of, given))
     device = kwargs.get("device") or torch.get_default_device()
-    for one in given:  # so that all of them become inputs, of which the first that is none ends this
-        _ = scalars.scalar(one.expression) if type(one) is Number else None
+    _note(scalars, given)
     made = [_tensor(scalars, one) if type(one) is Number else torch.as_tensor(one) for one in given]
     return torch.stack([one.detach().to(device, common) for one in made])
+
+
+def _note(scalars: Scalars, given: Iterable[Any]) -> None:
+    """Lets all numbers become inputs: the first that is none ends what is done with them, and others would be taken for granted."""
+    for one in given:
+        if type(one) is Number:
+            scalars.scalar(one.expression)
 
 
 def _is_entry(one: Any) -> bool:

@@ -77,7 +77,8 @@ def _unless(bad: torch.Tensor, was: Any, now: Any) -> Any:
     if now is was or stand_in is None or isinstance(now, torch.Tensor):
         return now
     reads: Any = stand_in.reads
-    return was + (now - was) * (1 - Number(reads, reads.read("value", bad), int))
+    skipped: Any = Number(reads, reads.read("value", bad), int)
+    return was + (now - was) * (1 - skipped)
 
 
 def check_and_unscale(gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
