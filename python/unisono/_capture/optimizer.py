@@ -257,8 +257,8 @@ def _on_twins(
 def _is_counted(group: dict[str, Any], before: dict[str, Any], key: str) -> bool:
     """Whether a step has put another number, or what stands for one, in the place of one."""
     are_numbers = all(settings.may_be_counted(key, one) for one in (before.get(key), group[key]))
-    # A rate that the step sets to a number is left by who looks after rates.
-    stands = key == "lr" and isinstance(before.get(key), int | float) and _is_known_later(group[key])
+    # Where a rate is a tensor, who looks after rates leaves what the step sets it to.
+    stands = key == "lr" and isinstance(before.get(key), int | float) and isinstance(group[key], int | float)
     return (are_numbers or stands) and group[key] is not before[key]
 
 
