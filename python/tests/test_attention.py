@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import unisono
 from unisono._executor import Executor, lower_graph
@@ -24,9 +25,9 @@ CASES = [
 ]
 
 
-def operands(queries: int, keys: int) -> list[torch.Tensor]:
+def operands(queries: int, keys: int, seed: int = 0) -> list[torch.Tensor]:
     """Query, key and value ``[batch, heads, length, features]``, heads beside each other in memory, and the result's gradient."""
-    generator = torch.Generator().manual_seed(queries * 100 + keys)
+    generator = torch.Generator().manual_seed(seed * 10_000 + queries * 100 + keys)
 
     def heads(length: int) -> torch.Tensor:
         numbers = torch.randn(BATCH, length, HEADS * FEATURES, generator=generator)
@@ -63,15 +64,17 @@ def is_near(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_and_gradients_are_as_exact_as_pytorch_s(case) -> None:
     queries, keys, causal, shape, scale = case
-    inputs = operands(queries, keys)
-    if shape is not None:
-        inputs.append(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
     options = {"is_causal": causal, "scale": scale}
-    found, eager = by_kernels(*inputs, **options), attended(*inputs, **options)
-    exact = attended(*[one.double() for one in inputs], **options)
-    for one, other, right in zip(found, eager, exact, strict=True):
-        error, its = (float((made.double() - right).abs().max()) for made in (one, other))
-        assert error <= max(1.5 * its, 1e-6), (error, its)
+    squares = torch.zeros(2, 4, dtype=torch.float64)
+    for seed in range(4):
+        inputs = operands(queries, keys, seed)
+        if shape is not None:
+            inputs.append(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+        exact = attended(*[one.double() for one in inputs], **options)
+        for of, made in enumerate((by_kernels(*inputs, **options), attended(*inputs, **options))):
+            squares[of] += torch.stack([(one - right).square().mean() for one, right in zip(made, exact, strict=True)])
+    own, pytorch = squares.sqrt()
+    assert (own <= 1.5 * pytorch).all(), own / pytorch
 
 
 @pytest.mark.parametrize("edge", [math.inf, -math.inf, math.nan])
@@ -81,11 +84,14 @@ def test_numbers_that_are_not_finite_go_where_pytorch_s_go(edge: float, where: i
     inputs[where] = inputs[where].clone()
     inputs[where][0, 1, 3, 2] = edge
     for causal in (True, False):
-        found, expected = by_kernels(*inputs, is_causal=causal), attended(*inputs, is_causal=causal)
+        found, fused = by_kernels(*inputs, is_causal=causal), attended(*inputs, is_causal=causal)
+        # With AVX-512 the fused one gives a query that is NaN a finite result.
+        with sdpa_kernel(SDPBackend.MATH):
+            written_out = attended(*inputs, is_causal=causal)
         # PyTorch multiplies 0 with NaN for pairs that a causal mask hides, and has other NaN of infinite scores in backward.
         exact = 4 if math.isnan(edge) and not causal else 1
-        for one, other in zip(found[:exact], expected[:exact], strict=True):
-            assert torch.equal(one.isfinite(), other.isfinite())
+        for one, *others in zip(found[:exact], fused, written_out, strict=False):
+            assert any(torch.equal(one.isfinite(), other.isfinite()) for other in others)
 
 
 def test_products_that_are_finite_when_they_are_scaled_do_not_overflow() -> None:
