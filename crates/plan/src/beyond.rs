@@ -25,9 +25,7 @@ impl<T> Known<T> {
         };
         Ok(Known { longer: of(&self.longer)?, shorter })
     }
-}
 
-impl<T> Known<T> {
     /// What comes of this and of what else is known of the same.
     pub fn with<U, V>(&self, other: &Known<U>, of: impl Fn(&T, &U) -> V) -> Known<V> {
         let both = self.shorter.as_ref().zip(other.shorter.as_ref());

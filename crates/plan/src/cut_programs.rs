@@ -11,7 +11,7 @@ use crate::{
     beyond::Known,
     candidates::{candidates, first_of_each_placement},
     cuts::Profile,
-    in_part::{InPart, Written},
+    in_part::{InPart, Written, has_one_loop},
     pipelines::Pipelines,
     stage_costs::costs,
     stages::Stages,
@@ -125,8 +125,10 @@ impl Pipelines<'_> {
         if let Some(InPart { few, more, left_out }) = self.part {
             let of = |count| partition_mesh_in_part(&step, mesh, (0, count), self.decisions());
             if let (Some(shorter), Some(longer)) = (of(few)?, of(more)?) {
-                let shorter = Some((written(&shorter, few)?, left_out));
-                return Ok(Known { longer: written(&longer, more)?, shorter });
+                let longer = written(&longer, more)?;
+                if has_one_loop(&longer) {
+                    return Ok(Known { longer, shorter: Some((written(&shorter, few)?, left_out)) });
+                }
             }
         }
         let whole = partition_mesh(&step, mesh, 0, self.decisions())?;

@@ -56,6 +56,12 @@ pub struct Written {
     pub micro_batches: u32,
 }
 
+/// Whether the micro-batches of a program are one behind the other, so that it says where those of more are: not where one loop of them ends before
+/// another one begins.
+pub fn has_one_loop(own: &Written) -> bool {
+    Iterations::of(&own.program).extended(own.micro_batches + 1).is_ok()
+}
+
 /// The positions in one program, of fewer micro-batches or of more, of what is at these in another.
 pub fn same_in(other: &Written, positions: &Positions, own: &Written) -> Result<Positions> {
     if positions.is_empty() {

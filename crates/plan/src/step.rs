@@ -12,7 +12,7 @@ use shard::{canonical, stages::Staged};
 use crate::{
     asked::Asked,
     beyond::Known,
-    in_part::{Written, of_whole, schedule_of},
+    in_part::{Written, has_one_loop, of_whole, schedule_of},
     kernels::with_kernels,
     meshes::Candidate,
     plan::Plan,
@@ -142,6 +142,9 @@ fn stage_programs_in_part(graph: &Graph, plan: &Plan) -> Result<Option<Known<Vec
         Ok(program.map(|program| Written { program, micro_batches }))
     };
     let (Some(few), Some(longer)) = (of(part.few)?, of(part.more)?) else { return Ok(None) };
+    if !has_one_loop(&longer) {
+        return Ok(None);
+    }
     let again = of_whole(plan.micro_batches, &stages.recompute, &longer)?;
     let both = Known { longer, shorter: Some((few, part.left_out)) };
     let programs = all_with_again(&both, &again)?.map(|one| {
