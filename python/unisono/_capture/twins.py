@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from unisono._capture.kept import read_too_early
-from unisono._capture.paths import Path, Walk, own_attributes
+from unisono._capture.paths import Path, own_attributes
 from unisono._capture.places import is_the_users, user_line
 from unisono._capture.record import Recorder
 from unisono.errors import StepError
@@ -41,29 +41,6 @@ _OF_VALUES = frozenset(
 _GET_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def keys_of_dictionaries(walk: Walk, twins: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Lets twins be the keys of dictionaries that have parameters for keys (``moments[p]``)."""
-    found = [value for value, parts in walk.holders.values() if any(kind == "keyed" for kind, _ in parts)]
-    found = [one for one in found if isinstance(one, dict)]
-    keys = [[*one] for one in found]
-    for one in found:
-        _rekey(one, [twins.get(id(key), key) for key in one])
-    try:
-        yield
-    finally:
-        for one, before in zip(found, keys, strict=True):
-            _rekey(one, before)
-
-
-def _rekey(given: dict[Any, Any], keys: list[Any]) -> None:
-    """Gives the first entries of a dictionary other keys."""
-    items = [*given.items()]
-    given.clear()
-    for number, (key, value) in enumerate(items):
-        given[keys[number] if number < len(keys) else key] = value
 
 
 class Twins(TorchFunctionMode):
