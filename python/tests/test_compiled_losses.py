@@ -116,4 +116,8 @@ def test_logarithms_of_probabilities_are_not_held(narrow, most, monkeypatch):
     compiled = assert_as_eager(loss, inputs, bound=2e-2)
     logits = 256 * 8192 * 2
     assert peak_growth(lambda: trained(loss, *inputs)) > 5 * logits
-    assert peak_growth(lambda: trained(compiled, *inputs)) < most * logits
+    # On some processors PyTorch's own product of 16 bits holds its result in `f32` beside it.
+    hidden, weight, _ = inputs
+    with torch.no_grad():
+        product = peak_growth(lambda: hidden @ weight.t())
+    assert peak_growth(lambda: trained(compiled, *inputs)) < max(most * logits, product + 0.2 * logits)
