@@ -20,9 +20,9 @@ _OF_ALL = {"among_zeros", "groups to shards", "groups to whole"}
 class RankProgram:
     """A graph that runs, and stops at each collective."""
 
-    def __init__(self, graph: dict[str, Any]) -> None:
-        """Decodes the arguments of all nodes."""
-        self.graph = graph
+    def __init__(self, graph: dict[str, Any], waits: bool = False) -> None:
+        """Decodes the arguments of all nodes; where it stops at ``waits`` too, what is sent between stages may come late."""
+        self.graph, self._waits = graph, waits
         operators = [_operator(one["name"]) for one in graph["ops"]]
         self._nodes = [_Node(operators[node["op"]], node) for node in map(graph["nodes"].__getitem__, graph["order"])]
         self._makes_rows = any(operator.makes_rows for operator in operators)
@@ -43,7 +43,7 @@ class RankProgram:
             operator, made = node.operator, node.makes
             if operator.call is not None:
                 result = operator.call(given)
-            elif operator.waits:
+            elif operator.waits and not self._waits:
                 result = given[0]
             else:
                 result = yield operator.kind, [*given]

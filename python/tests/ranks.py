@@ -45,6 +45,11 @@ def train(
     assert alike([prints_of(one.issue_order(), mesh) for one in passed], mesh), (
         "ranks would wait for each other for ever"
     )
+    # What runs again is said by its position in the program of the first rank.
+    within = list(mesh.values())[-1]
+    names = [tuple(operators(msgpack.unpackb(one.message())["graph"])) for one in passed]
+    together = {(rank // within, one) for rank, one in enumerate(names)}
+    assert len(together) == ranks // within, "ranks have different operations along the innermost axis"
     run = [graph.native.without_empty_parts(one) for one in (passed if passes else before)]
     programs = [RankProgram(msgpack.unpackb(one.message())["graph"]) for one in run]
     items, placements = graph.capture.inputs.inputs, content["inputs"]
@@ -73,6 +78,11 @@ def train(
     return returned, {
         name: full_tensor([state[i] for state in held], placed[i], mesh) for name, i in parameters.items()
     }
+
+
+def operators(graph: dict[str, Any]) -> list[str]:
+    """The names of a graph's operators, in its order."""
+    return [graph["ops"][graph["nodes"][node]["op"]]["name"] for node in graph["order"]]
 
 
 def run_ranks(
@@ -104,7 +114,7 @@ def run_programs(
         ready = [members for members in _meeting(events, mesh) if len({events[rank][0] for rank in members}) == 1]
         assert ready, f"ranks disagree on the next collective: {[(name, made[-1]) for name, made in events]}"
         for members in ready:
-            made = _collective(events[members[0]][0], [events[rank][1] for rank in members])
+            made = collective(events[members[0]][0], [events[rank][1] for rank in members])
             for rank, result in zip(members, made, strict=True):
                 events[rank] = ranks[rank].send(result)
     return [result for _, result in events]
@@ -113,11 +123,13 @@ def run_programs(
 def _meeting(events: Sequence[Any], mesh: dict[str, int] | None) -> list[list[int]]:
     """The groups all of whose ranks have come to a collective of it."""
     axes = {arguments[-1] for name, arguments in events if name != "done"}
-    groups = [(axis, one) for axis in sorted(axes) for one in _groups(len(events), axis.removeprefix("axis:"), mesh)]
+    groups = [
+        (axis, one) for axis in sorted(axes) for one in groups_along(len(events), axis.removeprefix("axis:"), mesh)
+    ]
     return [one for axis, one in groups if all(events[rank][1][-1] == axis for rank in one)]
 
 
-def _groups(count: int, axis: str, mesh: dict[str, int] | None) -> list[list[int]]:
+def groups_along(count: int, axis: str, mesh: dict[str, int] | None) -> list[list[int]]:
     """The ranks that have collectives with each other along an axis."""
     if mesh is None:
         return [list(range(count))]
@@ -128,7 +140,8 @@ def _groups(count: int, axis: str, mesh: dict[str, int] | None) -> list[list[int
     return list(groups.values())
 
 
-def _collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
+def collective(name: str, arguments: list[list[Any]]) -> list[torch.Tensor]:
+    """What each rank of a group has of a collective of all."""
     tensors = [a[0] for a in arguments]
     assert all(t.is_contiguous() for t in tensors), name
     count = len(tensors)

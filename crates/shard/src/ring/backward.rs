@@ -56,6 +56,7 @@ impl Ring<'_> {
             let owner = mine.owner(step);
             let seen = piece(out, &of_key, pair, owner.early());
             let first = (self.gradients(out, late, seen, false), mine.late(), owner.early());
+            self.label(out, "ring of keys and values, other pair", step);
             let (own, theirs) = mine.other_pair(owner);
             let seen = piece(out, &of_key, pair, theirs);
             let second = (self.gradients(out, queries[own], seen, false), own, theirs);

@@ -57,6 +57,7 @@ impl Ring<'_> {
             let seen = piece(out, &of_key, pair, owner.early());
             let more = self.found(out, queries[mine.late()], seen, false);
             late = merged(out, late, &more);
+            self.label(out, "ring of keys and values, other pair", step);
             let (own, theirs) = mine.other_pair(owner);
             let seen = piece(out, &of_key, pair, theirs);
             let more = self.found(out, queries[own], seen, false);
