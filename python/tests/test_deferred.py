@@ -102,13 +102,13 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 def test_a_model_has_the_values_that_it_has_on_one_device(name):
     torch.manual_seed(1)
     expected = MODELS[name]()
+    behind = torch.get_rng_state()
     torch.manual_seed(1)
-    before = torch.get_rng_state()
     with unisono.deferred_init():
         model = MODELS[name]()
     assert any(one.is_meta for one in state(model).values())
     assert unisono.materialize(model) is model
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), behind)
     found = state(model)
     assert found.keys() == state(expected).keys()
     for key, tensor in state(expected).items():
@@ -117,6 +117,26 @@ def test_a_model_has_the_values_that_it_has_on_one_device(name):
         assert type(found[key]) is type(tensor), key
     plain = [one for module in model.modules() for one in vars(module).values() if isinstance(one, torch.Tensor)]
     assert not any(one.is_meta for one in plain)
+
+
+def test_two_models_that_are_built_behind_each_other_are_not_the_same():
+    models = []
+    for _ in range(2):
+        with unisono.deferred_init():
+            models.append(nn.Linear(3, 2))
+    first, second = map(unisono.materialize, models)
+    assert not torch.equal(first.weight, second.weight)
+
+
+@pytest.mark.parametrize("between", [lambda: torch.manual_seed(1), lambda: torch.rand(2)])
+def test_what_is_drawn_or_seeded_before_a_model_is_made_stands(between):
+    torch.manual_seed(1)
+    with unisono.deferred_init():
+        model = nn.Linear(3, 2)
+    between()
+    before = torch.get_rng_state()
+    unisono.materialize(model)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_model_that_fits_nowhere_is_built_and_captured():

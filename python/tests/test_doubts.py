@@ -294,11 +294,15 @@ def a_number_of_a_parameters_state(trainer):
     return state["calls"]
 
 
-@pytest.mark.parametrize("factor", [weight_decay, a_setting_of_the_users, a_number_of_a_parameters_state])
-def test_what_the_step_changes_of_an_optimizer_is_refused(factor):
+@pytest.mark.parametrize(
+    ("factor", "code"),
+    # One graph is for all calls, and whether there is a weight decay steers the update.
+    [(weight_decay, "U0119"), (a_setting_of_the_users, "U0103"), (a_number_of_a_parameters_state, "U0103")],
+)
+def test_what_the_step_changes_of_an_optimizer_is_refused(factor, code):
     trainer = Trainer(factor)
     groups = [{**group, "params": [*group["params"]]} for group in trainer.optimizer.param_groups]
-    refused(trainer, code="U0103", line="")
+    refused(trainer, code=code, line="")
     assert trainer.optimizer.param_groups == groups
 
 

@@ -243,6 +243,7 @@ SILENT = {
     *(f"aten::{name}_window" for name in ("bartlett", "blackman", "hann", "hamming", "kaiser")),
     *(f"aten::{name}_window.periodic" for name in ("bartlett", "blackman", "hann", "hamming", "kaiser")),
     "aten::kaiser_window.beta",
+    "aten::prod",
     "unisono::assignment",
     "unisono::padded_targets",
 }

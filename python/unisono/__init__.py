@@ -154,7 +154,7 @@ def parallelize(
     forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None = None,
     plan: Plan | str | Path | None = None,
     cluster: str | Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     compare_every: int = 100,
     keep_grads: bool = False,
     on_change: str = "capture",
@@ -220,7 +220,8 @@ def parallelize(
             nothing sent along an axis.
         plan: a plan to run instead of searching: a :class:`Plan`, its text, or a path.
         cluster: a cluster description, a path to one, or a preset such as ``h100:8x8``; by default this machine is measured once.
-        seed: the seed of random operations, on every rank.
+        seed: the seed of random operations, on every rank. By default numbers go on from the state that PyTorch's generators have when
+            this is called, that of rank 0 on all ranks; with ``rng="counter"`` the seed is 0 then.
         compare_every: at the first step, and then every this many steps, the ranks compare hashes of the batch, the learning
             rates and, where the step draws random numbers, of PyTorch's generator; 0 to compare never. Of tensors beyond 1 MiB a sample of
             the bytes is hashed.

@@ -25,7 +25,7 @@ from unisono._capture.guards import Ending
 from unisono._capture.inputs import StepInput, StepInputs, collect, constant, is_decay, read_at, scalar_of
 from unisono._capture.optimizer import create_state
 from unisono._capture.outside import Outside, classes_at
-from unisono._capture.paths import Walk, follow, paths_of, place_at, shown, tuples_of_tensors
+from unisono._capture.paths import Walk, counted_settings, follow, paths_of, place_at, shown, tuples_of_tensors
 from unisono._capture.premises import Looked, before
 from unisono._capture.settings import Answer, groups_of, tensor_of
 from unisono._captures import found_or_captured
@@ -117,6 +117,7 @@ class CapturedStep:
                     keep_gradients=self._session.keep_grads,
                     accumulates=accumulates,
                     live=self._live,
+                    counted=tuple(sorted(self._session.counted)),
                     varying=frozenset(
                         n for n, (name, _) in enumerate(Caller(train_step).names(call)) if name in varying
                     ),
@@ -130,6 +131,8 @@ class CapturedStep:
         message = self.ranks.tell(message)
         self._root = {"step": train_step, "model": self._model}
         self._left, self._gradients, self._held = paths_of(message["left"]), message["gradients"], message["held"]
+        #: The leaves of its arguments that it changes in place.
+        self._given_back: list[int] = message["arguments"]
         #: Whether gradients that are there when it begins are its state.
         self.accumulates = message["accumulates"]
         self._replaced, self._dropped = set(paths_of(message["replaced"])), paths_of(message["dropped"])
@@ -148,6 +151,7 @@ class CapturedStep:
         scalars = [(one.expression, type(one.tensor.item())) for one in inputs.inputs if one.expression is not None]
         premises = [(expression, value) for expression, value in message["premises"]]
         self._counted = paths_of(message["counted"])
+        self._session.counted |= counted_settings(self._root, self._optimizers, self._counted)
         self._premises = Looked(premises, scalars, self._counted, inputs.paths, message["given"])
         self._arguments: Sequence[Any] = call.leaves
         self._returns, self._leaves = from_plain(message["returns"], classes), message["leaves"]
@@ -175,6 +179,7 @@ class CapturedStep:
             self._model,
             self._optimizers,
             live=self._live,
+            counted=self._session.counted,
             answers=[Answer(*answer) for answer in message["answers"]],
             accumulated=[item for item in inputs.inputs if item.cls == "parameter" and self.accumulates],
             outside=outside,
@@ -203,11 +208,13 @@ class CapturedStep:
         """The inputs of the step on a rank that has not captured it."""
         for optimizer in self._optimizers:
             create_state(optimizer)
-        scaling.prepare(Walk(train_step, self._model, self._optimizers))
+        walk = Walk(train_step, self._model, self._optimizers)
+        scaling.prepare(walk)
         read = [paths_of(paths) for paths in message["read"]]
         kept = paths_of(message["kept"])
         scalars = message["scalars"], paths_of(message["counted"])
-        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read, *scalars)
+        followed = [id(one) for one in self._optimizers if id(one) in walk.holders]
+        inputs = collect(train_step, self._model, self._optimizers, call, kept, self._live, read, *scalars, followed)
         own = _device_of(inputs)
         for name, dtype, shape, kind, paths in message["constants"]:
             device = own if own.type == kind else torch.device(kind)
@@ -462,9 +469,12 @@ class CapturedStep:
             self._root, groups_of(self._optimizers), schedules.rates(self._root, way.schedules)
         )
         read = Read(tensors, way.counts.read(self._root), clocks, settings, self._arguments)
-        count -= len(self._generators)
-        for item, state in zip(self._generators, returned[count:], strict=False):
+        count -= len(self._generators) + len(self._given_back)
+        states, changed = returned[count:], returned[count + len(self._generators) :]
+        for item, state in zip(self._generators, states, strict=False):
             generator_at(self._root, item.paths).set_state(state)
+        for leaf, value in zip(self._given_back, changed, strict=False):
+            self._give_back(self._arguments[leaf], value)
         values = iter(self.between.after_step(returned[:count], self.ranks.count))
         if ending is not None:
             raise self._ended(ending, replace(read, tensors=tensors[: ending.reads]))
@@ -478,6 +488,27 @@ class CapturedStep:
         for path in way.counted:
             averages.count(follow(self._root, path))
         return unflatten(self._returns, iter(leaves))
+
+    @torch.no_grad()
+    def _give_back(self, argument: torch.Tensor, value: torch.Tensor) -> None:
+        """Leaves in the caller's tensor what the step has made of it in place."""
+        if self._session.batch == "local" and argument.dim():
+            value = value.narrow(0, self.ranks.rank * len(argument), len(argument))
+        argument.copy_(value)
+
+    def _require_own_memory(self, call: Call) -> None:
+        """Refuses arguments that share memory with one that the step changes in place."""
+        tensors = {n: leaf for n, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor) and leaf.numel()}
+        for leaf in self._given_back:
+            memory = {n for n, one in tensors.items() if n != leaf and _share_memory(one, tensors.get(leaf, one))}
+            if memory:
+                raise StepError(
+                    f"the step changes its argument `{self._inputs.paths[leaf]}` in place, which shares memory with "
+                    f"`{self._inputs.paths[min(memory)]}`",
+                    code="U0107",
+                    cause="arguments of a captured step are tensors of their own",
+                    hint="pass a copy: `x.clone()`",
+                )
 
     def _ended(self, ending: Ending, read: Read) -> BaseException:
         """The exception that the user's step has ended with, behind what it has printed and logged."""
@@ -505,6 +536,7 @@ class CapturedStep:
     def tensors(self, call: Call, steps: int = 0) -> list[torch.Tensor]:
         """The tensors of one step that are no state, in the order of the graph's inputs."""
         self.take_over()
+        self._require_own_memory(call)
         self._arguments = call.leaves
         batch = {
             position: leaf.detach()
@@ -590,6 +622,11 @@ class CapturedStep:
             return stuck
         collective, issued = self.rank_graph.collective_at(error.place) or (error.message.split("`")[1], None)
         return self.ranks.blamed(f"{collective} failed", error.place or issued, error.cause)
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are of one memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
 
 
 def _device_of(inputs: StepInputs) -> torch.device:

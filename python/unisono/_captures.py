@@ -153,6 +153,7 @@ def _is_plain(message: dict[str, Any]) -> bool:
         "premises",
         "scalars",
         "varying",
+        "arguments",
     )
     return (
         not any(message[key] for key in nothing)

@@ -29,6 +29,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(_FILES, ((str,), "the path of a file or folder")),
     "timeout": ((int, float), "a number of seconds"),
     "micro_batches": ((int,), "a whole number"),
+    "seed": ((int,), "a whole number"),
     "fuse": ((bool, str), "true, false or 'auto'"),
     "recompute": ((str,), "'none' or 'full'"),
     "reduce_dtype": ((str,), "an element type such as 'float32'"),

@@ -157,6 +157,17 @@ def set_generator_states(device: torch.device, states: dict[str, torch.Tensor]) 
         _module(device).set_rng_state(states[device.type], device)
 
 
+def are_same_states(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    """Whether :func:`generator_states` gave the same twice."""
+    return some.keys() == others.keys() and all(torch.equal(state, others[kind]) for kind, state in some.items())
+
+
+def draw(device: torch.device, count: int) -> None:
+    """Draws some numbers from PyTorch's own generators, of the processor and of a device."""
+    for where in (HOST, device) if device.type not in ("cpu", "meta") else (HOST,):
+        torch.empty(count, device=where).uniform_()
+
+
 def model_of(device: torch.device) -> str:
     """What a device is called by its maker, as far as its module says; else its kind."""
     name = getattr(_module(device), "get_device_name", None) if device.type not in ("cpu", "meta") else None

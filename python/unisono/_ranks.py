@@ -173,6 +173,12 @@ class Ranks:
             raise message
         return message
 
+    def share_generators(self, device: torch.device) -> None:
+        """Gives PyTorch's own generators, of the processor and of a device, the states that they have on rank 0."""
+        mine = _devices.generator_states(device)
+        told = self.tell({kind: state.tolist() for kind, state in mine.items()})
+        _devices.set_generator_states(device, {kind: torch.tensor(told[kind], dtype=torch.uint8) for kind in mine})
+
     def raise_together(self, error: errors.UnisonoError | None) -> None:
         """Raises on every rank what the first rank has to raise that has anything."""
         failed = (

@@ -105,6 +105,7 @@ def told(captured: Capture) -> dict[str, Any]:
         "held": [captured.inputs.inputs[position].name for position in captured.traced.held],
         "dropped": captured.kept.dropped,
         "accumulates": captured.kept.accumulates,
+        "arguments": captured.kept.arguments,
         "known": [*dict.fromkeys(path for way in captured.ways for path in way.known)],
     }
 

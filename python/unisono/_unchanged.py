@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Unchanged:
         optimizers: Sequence[Optimizer],
         *,
         live: Sequence[str],
+        counted: Set[tuple[int, str]],
         answers: Sequence[Answer],
         accumulated: Sequence[StepInput],
         outside: Outside,
@@ -47,6 +48,7 @@ class Unchanged:
             model: its modules' modes are looked at.
             optimizers: their states and settings are looked at.
             live: the settings that are inputs of the step, and so may change.
+            counted: the settings that a step of the session changes, by group and key; there may be more later.
             answers: what was asked of those.
             accumulated: the parameters that the step adds to the gradients of.
             outside: what the step's code reads from outside.
@@ -54,7 +56,8 @@ class Unchanged:
             counts: what says where there is no longer what it counts with: name, what was there, and what is there now.
         """
         self._optimizers, self._live, self._answers, self._outside = optimizers, live, answers, outside
-        self._settings = guarded_settings(optimizers, live)
+        self._left_out, self._counted = frozenset(counted), counted
+        self._settings = self._guarded()
         self._gradients = [(item.name, item.tensor, item.tensor.grad is not None) for item in accumulated]
         self._known = [(name, now, _values(now())) for name, now in known]
         self._counts = counts
@@ -82,11 +85,17 @@ class Unchanged:
 
     def changed_numbers(self) -> tuple[str, ...]:
         """The settings of optimizers, numbers all of them, that are not as they were."""
-        pairs = zip(guarded_settings(self._optimizers, self._live), self._settings, strict=False)
+        pairs = enumerate(zip(self._guarded(), self._settings, strict=False))
         changed = [
-            (key, was[key], now[key]) for now, was in pairs for key in now if key in was and now[key] != was[key]
+            (key, was[key], now[key])
+            for number, (now, was) in pairs
+            for key in now
+            if key in was and now[key] != was[key] and (number, key) not in self._counted
         ]
         return tuple(dict.fromkeys(key for key, was, now in changed if may_be_live(was, now)))
+
+    def _guarded(self) -> list[dict[str, Any]]:
+        return guarded_settings(self._optimizers, self._live, self._left_out)
 
     def _require_states(self) -> None:
         for optimizer, state in zip(self._optimizers, self._states, strict=True):
@@ -95,7 +104,7 @@ class Unchanged:
                 raise _changed(what, "the step goes on with the tensors that it had", _OTHER_STATE)
 
     def _require_settings(self) -> None:
-        now = guarded_settings(self._optimizers, self._live)
+        now = self._guarded()
         if now == self._settings:
             return
         for index, (group, before) in enumerate(zip(now, self._settings, strict=False)):

@@ -183,7 +183,9 @@ def require_values(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> 
     """Refuses a model or optimizers whose values another step keeps."""
     tensors = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
     states = (state for optimizer in optimizers for state in optimizer.state.values())
-    kept = ((f"the optimizer's {key}", value) for state in states for key, value in state.items())
+    kept = (
+        (f"the optimizer's {key}", value) for state in states if isinstance(state, dict) for key, value in state.items()
+    )
     for name, tensor in (*tensors, *kept):
         if isinstance(tensor, _Elsewhere):
             raise StepError(

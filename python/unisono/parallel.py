@@ -33,6 +33,7 @@ from unisono._arguments import (
     require_timeout,
 )
 from unisono._call import Call, Caller
+from unisono._capture.beginnings import changed_numbers
 from unisono._capture.optimizer import together
 from unisono._capture.places import warn_user
 from unisono._capture.settings import cycled
@@ -82,7 +83,7 @@ class ParallelStep:
         forbid: Mapping[str, str | Sequence[str]] | Sequence[str] | str | None,
         plan: Plan | str | Path | None,
         cluster: str | Path | None,
-        seed: int,
+        seed: int | None,
         compare_every: int,
         keep_grads: bool = False,
         on_change: str = "capture",
@@ -125,13 +126,21 @@ class ParallelStep:
         self._session.pipeline = pipeline
         self._session.live, self._session.batch = cycled(optimizers), batch
         self._session.fuse, self._session.match_eager, self._session.graphs = fuse, match_eager, graphs
-        self._session.key = key_of(seed) if rng == "counter" else None
+        self._session.key = key_of(seed or 0) if rng == "counter" else None
         self._session.watch = Watch(self.ranks, timeout)
         self._session.captures = None if cache is None else Captures(cache)
         self._start()
-        self._capture(self._call_of(example), plan)
-        # Last, because a capture or a measurement draws numbers, and not on every rank.
-        torch.manual_seed(seed)
+        deferred = self._session.deferred
+        # A capture or a measurement draws numbers, and not on every rank.
+        with _same_random_numbers(self._session.home):
+            self._session.counted = changed_numbers(optimizers)
+            self._capture(self._call_of(example), plan)
+        if deferred is not None:
+            deferred.go_on()
+        if seed is not None:
+            torch.manual_seed(seed)
+        elif self.ranks.count > 1:
+            self.ranks.share_generators(self._session.home)
 
     def _start(self) -> None:
         #: The captured steps, the one that has run last first.

@@ -59,6 +59,7 @@ class Session:
         keep_grads: whether gradients are left to the user.
         active: the captured step that has run last.
         live: the settings of optimizers that are inputs of steps beside the learning rate.
+        counted: the numbers in groups and attributes of optimizers that steps change themselves, by group and key.
         batch: whether each rank is given the global batch, or its shard (``local``).
         steps: the captured steps of each function.
         captures: where they are kept for other processes, if anywhere.
@@ -93,6 +94,7 @@ class Session:
     keep_grads: bool
     active: Any = None
     live: tuple[str, ...] = ()
+    counted: set[tuple[int, str]] = field(default_factory=set)
     batch: str = "global"
     steps: list[list[CapturedStep]] = field(default_factory=list)
     captures: Captures | None = None

@@ -411,6 +411,7 @@ pub static ROWS: &[Row] = &[
     op("aten::min.dim(self, int dim, bool keepdim) -> (Tensor, Tensor)", Factors(reduce::others_only), No, Traffic),
     op("aten::median.dim(self, int dim, bool keepdim) -> (Tensor, Tensor)", Factors(reduce::others_only), No, Traffic),
     op("aten::kthvalue(self, int k, int dim, bool keepdim) -> (Tensor, Tensor)", Factors(reduce::ordered), No, Traffic),
+    op("aten::prod(self, ScalarType? dtype)", Fixed, No, Traffic),
     op("aten::prod.dim_int(self, int dim, bool keepdim, ScalarType? dtype)", Factors(reduce::others_only), No, Traffic),
     op("aten::var.correction(self, int[]? dim, Scalar? correction, bool keepdim)", Factors(reduce::spread), No, Traffic),
     op("aten::std.correction(self, int[]? dim, Scalar? correction, bool keepdim)", Factors(reduce::spread), No, Traffic),

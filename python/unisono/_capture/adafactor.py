@@ -30,7 +30,9 @@ def traceable() -> Iterator[None]:
 
 def _rate_of_others(group: dict[str, Any], state: dict[str, Any]) -> Any:
     """The learning rate of a parameter as ``transformers.optimization.Adafactor`` documents it."""
-    rate, step = group["lr"], torch.as_tensor(state["step"], dtype=torch.float64)
+    # A count may be what stands for a number, which `torch.tensor` takes.
+    count = state["step"]
+    rate, step = group["lr"], count.double() if isinstance(count, Tensor) else torch.tensor(count, dtype=torch.float64)
     if group["relative_step"]:
         rate = _at_most(1 / step.sqrt(), 1e-6 * step if group["warmup_init"] else 1e-2)
     return rate * _at_least(state["RMS"].double(), group["eps"][1]) if group["scale_parameter"] else rate

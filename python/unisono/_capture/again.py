@@ -193,7 +193,9 @@ class _Followed:
             self._places.append((place, stand_in))
         for place, stand_in in self._places:
             if isinstance(made.get(id(place.holder)), dict):
-                dict.__setitem__(made[id(place.holder)], place.step[1], stand_in)
+                own = made[id(place.holder)]
+                key = [*dict.__iter__(own)][place.step[1]] if place.step[0] == "keyed" else place.step[1]
+                dict.__setitem__(own, key, stand_in)
 
     def through(self, traced: Callable[[], Encoder]) -> Encoder:
         """The trace."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from unisono._call import Call
 from unisono._capture import doubts, scaling
 from unisono._capture.again import Again, is_the_same
+from unisono._capture.beginnings import FIRST, require_alike
 from unisono._capture.beside import Snapshot
 from unisono._capture.calls import call_of
 from unisono._capture.compiling import Compiling
@@ -34,10 +35,10 @@ from unisono._capture.kernels import target_of
 from unisono._capture.optimizer import create_state
 from unisono._capture.orders import Orders, Reordered
 from unisono._capture.outside import begins_at
-from unisono._capture.paths import Path, Walk
+from unisono._capture.paths import Path, Walk, counted_settings, counts_in_state, settings_at
 from unisono._capture.places import read_back, too_many_choices, user_line
 from unisono._capture.premises import Premises
-from unisono._capture.settings import guarded_settings
+from unisono._capture.settings import groups_of, guarded_settings, has_number_for_rate, settings_of_pytorchs
 from unisono._capture.side_effects import A_CLOCK, Happened, SideEffects, depends_on, warn_of
 from unisono._capture.trace import trace
 from unisono._capture.traced import Traced
@@ -90,24 +91,50 @@ def capture_step(
     accumulates: bool = False,
     varying: frozenset[int] = frozenset(),
     looks_first: bool = False,
+    counted: Collection[tuple[int, str]] = (),
 ) -> Capture:
     """Captures one call of ``train_step``; see :func:`unisono.capture`.
 
     With `accumulates` gradients that are there are state where the step goes on with them, even if it sets them to zero first. The leaves
     of the arguments at ``varying`` positions are numbers that may be others at each call. Who ``looks_first`` sees before each call
-    whether the premises of the capture hold, so that there may be some.
+    whether the premises of the capture hold, so that there may be some. Settings that are ``counted``, by group and key, are numbers that
+    another step changes: this one looks at them before each call, as far as it reads them.
     """
     for optimizer in optimizers:
         try:
             create_state(optimizer)
+            if not looks_first:
+                require_alike(optimizer)
         except UnisonoError as error:
             _find_call(error, optimizer, train_step, model, optimizers, call)
             raise
-    settings = guarded_settings(optimizers, live)
+    asked = _Asked(
+        train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, counted
+    )
+    try:
+        return _capture(asked)
+    except _OfKernelsError as error:
+        return _capture(asked._replace(counted={*counted, *error.settings}))
+
+
+class _OfKernelsError(Exception):
+    """A step changes settings of optimizers whose update is one kernel, which takes no numbers of the step.
+
+    Attributes:
+        settings: these, by group and key.
+    """
+
+    def __init__(self, settings: set[tuple[int, str]]) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+def _capture(asked: _Asked) -> Capture:
+    train_step, model, optimizers, _, _, live, _, _, varying, looks_first, counted = asked
+    settings = guarded_settings(optimizers, live, counted)
     walk = Walk(train_step, model, optimizers)
     scaling.prepare(walk)
     effects = SideEffects(walk)
-    asked = _Asked(train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first)
     if varying:
         _require_the_same_of_stand_ins(asked)
     with _without_collection(), effects.undone_if_refused():
@@ -117,6 +144,9 @@ def capture_step(
         now = walked()
         happened, in_doubt = effects.so_far(now), doubts.reached(now)
         plain = [*happened.changed, *happened.texts]
+        of_kernels = settings_of_pytorchs(optimizers, counted_settings(effects.root, optimizers, plain)) - {*counted}
+        if of_kernels:
+            raise _OfKernelsError(of_kernels)
         elsewhere = {path: how for path, how in changed.items() if path not in plain}
         anew = _Leaving(asked, effects.before, found, elsewhere)
         if plain and not (in_doubt or happened.drawn or happened.other) and anew.find(plain):
@@ -218,6 +248,7 @@ class _Asked(NamedTuple):
     accumulates: bool
     varying: frozenset[int]
     looks_first: bool
+    counted: Collection[tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -376,12 +407,22 @@ def _traced_as_told(
     orders: Orders,
     changed: dict[Path, str] | None,
 ) -> _Found:
-    train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first = asked
+    train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, counted = (
+        asked
+    )
     premises = Premises(looks_first, given=given)
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises, compiling=compiling)
     kept.orders = orders
+    first = {(at, FIRST) for at, group in enumerate(groups_of(optimizers)) if looks_first and FIRST in group}
+    if looks_first:
+        owned = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
+        first |= {(at, "lr") for at, (optimizer, group) in enumerate(owned) if has_number_for_rate(optimizer, group)}
+    kept.counts = settings_at(kept.walk, optimizers, first.union(counted))
+    followed = frozenset(id(one) for one in optimizers if looks_first and id(one) in kept.walk.holders)
+    if followed:
+        kept.counts += counts_in_state(kept.walk, optimizers)
     if anew is not None:
         kept.counts, kept.lists, kept.reads_clocks = [*anew.counts], [*anew.lists], anew.clocks
     start, may_be_there = Snapshot(kept.walk).with_entries(), True
@@ -390,7 +431,7 @@ def _traced_as_told(
             start.put_numbers_back()
             state = [*kept.replaced, *kept.written]
             there = premises.inputs(), kept.counts
-            inputs = collect(train_step, model, optimizers, call, state, live, kept.read(), *there)
+            inputs = collect(train_step, model, optimizers, call, state, live, kept.read(), *there, followed)
             inputs.target, inputs.varying = target_of(device, _placed(inputs)), varying
             tracing = functools.partial(trace, train_step, model, optimizers, inputs, kept=kept)
             there = functools.partial(tracing, gradients_may_be_there=may_be_there)
@@ -402,7 +443,7 @@ def _traced_as_told(
             ways = _ways(kept, start, there, traced, changed)
             if ways is None:
                 continue
-            encoder = Encoder(traced, inputs)
+            encoder = Encoder(traced, inputs, given_back=kept.arguments)
             if not encoder.reads_stale_gradients and not (accumulates and may_be_there and traced.held):
                 if may_be_there and traced.asked is not None and len(ways) == 1:
                     without = functools.partial(tracing, gradients_may_be_there=False)

@@ -196,6 +196,8 @@ class Counting:
         self._stood: list[Callable[[], None]] = []
         self.firm = set[int]()
         self.uses = Uses()
+        #: In the place of counts of an optimizer that are one number for many parameters is the first of these, by their numbers.
+        self._alike = _alike(paths, self._were)
 
     def stand(self, reads: Asked, marks: Mapping[Path, Any]) -> None:
         """Puts the stand-ins where they belong; ``marks`` are what the last trace has left where the step must not count on it."""
@@ -212,7 +214,7 @@ class Counting:
 
     def _stand_in(self, reads: Asked, number: int, value: Any) -> Any:
         leaves, structure = flatten(value)
-        place: Expression = ["place", number]
+        place: Expression = ["place", self._alike.get(number, number)]
         for leaf in leaves:
             if leaf is not None and not isinstance(leaf, bool | str | numbers.Number | torch.Tensor):
                 raise _with_what_is_no_number(self._paths[number], leaf)
@@ -325,11 +327,21 @@ class Counting:
                     and _kind_of(value) != _kind_of(self._were[number])
                 ):
                     raise CannotCount(path, "which has other entries behind each step")
-                left += [one] if one.leaves != [["place", number]] else []
+                left += [one] if one.leaves != [["place", self._alike.get(number, number)]] else []
         filled = [Filled(path, *made(arguments, path), method) for path, method, arguments in self._filled]
+        self._require_alike([*left, *filled])
         kinds = [_kind_of(was) if number in self.firm else "" for number, was in enumerate(self._were)]
         places = [*zip(self._paths, kinds, strict=True)]
         return Counts(places, left, filled)
+
+    def _require_alike(self, left: Sequence[Left]) -> None:
+        """Takes for granted that counts are one number as far as one stands for the others."""
+        premises = self._premises
+        used = places_in([[leaf for one in left for leaf in one.leaves], premises.scalars])
+        used |= places_in([one.expression for one in premises.found.values()])
+        for number, first in self._alike.items():
+            if number != first and first in used:
+                premises.take(["eq", ["place", number], ["place", first]], True)
 
     def read_too_early(self, expressions: Any) -> Path | None:
         """A place at which there is nothing to count with when the first step begins, and that expressions are computed from."""
@@ -370,6 +382,16 @@ def _leaves(
             raise _with_what_is_no_number(path, leaf)
         found.append(["constant", plain_of(leaf)] if expression is None else expression)
     return structure, found
+
+
+def _alike(paths: Sequence[Path], values: Sequence[Any]) -> dict[int, int]:
+    """For counts in the state of optimizers, by their numbers, the first one of the same name and value."""
+    first: dict[Any, int] = {}
+    return {
+        number: first.setdefault((path[:-1], path[-1][1].split(" ", 2)[2], type(value), value), number)
+        for number, (path, value) in enumerate(zip(paths, values, strict=True))
+        if path[-1][0] == "state" and type(value) is int
+    }
 
 
 def _is_like(was: Any, left: Any) -> bool:

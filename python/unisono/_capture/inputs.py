@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.generators import generator_at
 from unisono._capture.paths import Path, dotted, follow, shown
 from unisono._capture.premises import before
-from unisono._capture.settings import live_settings, tensor_of
+from unisono._capture.settings import is_count, live_settings, tensor_of
 from unisono._capture.target import Target
 from unisono._tree import PLAIN
 from unisono.errors import StepError
@@ -86,16 +86,17 @@ def collect(
     read: Sequence[Sequence[Path]] = (),
     scalars: Sequence[Expression] = (),
     counted: Sequence[Path] = (),
+    followed: Container[int] = (),
 ) -> StepInputs:
     """All inputs of ``train_step``: parameters, buffers, optimizer state, settings, kept tensors, what is read, numbers, the batch.
 
     ``kept`` are paths to tensors that are state, ``live`` settings of optimizers that are inputs, ``read`` for each generator and decay of
     an average that the step reads all paths to it, ``scalars`` numbers that it computes tensors with, of arguments and of what is at the
-    ``counted`` places.
+    ``counted`` places. Counts in the state of optimizers that are ``followed``, by their ``id``, are such places themselves.
     """
     found = StepInputs()
     names = _add_model(found, model)
-    _add_optimizers(found, optimizers, names, live)
+    _add_optimizers(found, optimizers, names, live, followed)
     root = {"step": train_step, "model": model}
     _add_kept(found, root, kept)
     _add_read(found, root, read)
@@ -150,7 +151,11 @@ def _refuse_made(model: nn.Module) -> None:
 
 
 def _add_optimizers(
-    found: StepInputs, optimizers: tuple[Optimizer, ...], names: dict[int, str], live: Sequence[str]
+    found: StepInputs,
+    optimizers: tuple[Optimizer, ...],
+    names: dict[int, str],
+    live: Sequence[str],
+    followed: Container[int],
 ) -> None:
     groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
     owners: dict[int, Optimizer] = {}
@@ -165,6 +170,8 @@ def _add_optimizers(
             owners[id(parameter)] = optimizer
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, bool) or not isinstance(value, torch.Tensor | int | float):
+                    continue
+                if id(optimizer) in followed and is_count(key, value):
                     continue
                 tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=_wide(value))
                 is_number = not isinstance(value, torch.Tensor)

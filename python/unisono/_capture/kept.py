@@ -48,6 +48,7 @@ class Kept:
         keep_gradients: whether gradients that are there at the end of the step are left to the user.
         gradients: the names of parameters that have one then.
         accumulates: whether the step adds to gradients that it finds: those that are there are state, and what it leaves is left.
+        arguments: the leaves of its arguments that the step changes in place, by number: what it makes of them is left in the caller's.
         dropped: paths to gradients that are state and that the step takes away.
         generators: paths to random number generators that the step draws from.
         told: lines of the step of which the user has been told something.
@@ -69,6 +70,7 @@ class Kept:
     keep_gradients: bool = False
     gradients: list[str] = field(default_factory=list)
     accumulates: bool = False
+    arguments: list[int] = field(default_factory=list)
     dropped: list[Path] = field(default_factory=list)
     generators: list[Path] = field(default_factory=list)
     told: set[str] = field(default_factory=set)

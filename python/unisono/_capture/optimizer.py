@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,9 +11,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono._capture import adafactor, settings
+from unisono._capture import adafactor, beginnings, settings
+from unisono._capture.beginnings import NOT_ON_META
 from unisono._capture.kernels import fuses
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
@@ -21,67 +21,6 @@ from unisono.errors import ConfigurationError, StepError, UnsupportedError
 
 # What torch.optim calls those parts of a parameter's state that are numbers of the step and no tensors in the parameter's shape.
 _NUMBERS = ("step", "mu", "mu_product", "eta")
-
-# Settings that PyTorch accepts for parameters on ``meta``, and refuses when a step is taken.
-_NOT_ON_META = ("fused", "capturable")
-
-
-class _WithoutMutation(TorchDispatchMode):
-    """Runs operations that make tensors and leaves out those that change one.
-
-    Scalars (step counters) are changed, because code may divide by what they become, and are put back by :meth:`restore`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.inplace_view in func.tags:
-            return func(*args, **kwargs)
-        if not func._schema.is_mutable:
-            # What the first step would fill (fused SGD's momentum) starts from zeros, not from whatever memory holds.
-            made = func(*args, **kwargs)
-            return made.zero_() if "empty" in func._schema.name else made
-        changed = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-        if all(tensor.dim() == 0 for tensor in changed):
-            self._before += [(tensor, tensor.clone()) for tensor in changed]
-            return func(*args, **kwargs)
-        return kwargs.get("out", args[0]) if func._schema.returns else None
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Puts the scalars, parameters among them, back to what they were."""
-        for tensor, before in reversed(self._before):
-            tensor.copy_(before)
-
-
-class _FirstValues(dict[str, Any]):
-    """A dictionary that remembers the first value of each key."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: dict[str, Any] = {}
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.first.setdefault(key, value)
-        super().__setitem__(key, value)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """As of any dictionary, which does not ask ``__setitem__``."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *given: Any, **named: Any) -> None:  # type: ignore[override]
-        """The same."""
-        for key, value in dict(*given, **named).items():
-            self[key] = value
-
-    def __ior__(self, other: Any) -> _FirstValues:  # type: ignore[override, misc]
-        self.update(other)
-        return self
 
 
 def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, ...]:
@@ -143,7 +82,10 @@ def create_state(optimizer: Optimizer) -> None:
     The step is taken on stand-ins with zero gradients while every operation that changes a tensor is left out.
     """
     _refuse_by_nature(optimizer)
-    _make_state(optimizer)
+    beginnings.require_of_parameters(optimizer, optimizer.state)
+    missing = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad and not optimizer.state.get(p)]
+    if missing:
+        beginnings.begin(optimizer, missing)
     _count_on_devices(optimizer)
 
 
@@ -153,67 +95,13 @@ def _count_on_devices(optimizer: Optimizer) -> None:
     PyTorch makes them on the host unless the user asks for that kernel, which it refuses for parameters on ``meta``.
     """
     for group in optimizer.param_groups:
-        asked = any(group.get(key) for key in _NOT_ON_META)
+        asked = any(group.get(key) for key in NOT_ON_META)
         for p in group["params"]:
             if not (can_be_fused(group, Target()) or (asked and p.is_meta)):
                 continue
             count = optimizer.state.get(p, {}).get("step")
             if isinstance(count, torch.Tensor) and count.device != p.device:
                 optimizer.state[p]["step"] = count.to(p.device)
-
-
-def _make_state(optimizer: Optimizer) -> None:
-    missing = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad and not optimizer.state.get(p)]
-    if not missing:
-        return
-    _refuse_dampening(optimizer)
-    # Of the same memory, and with a count of changes of their own: an operation that is left out counts as one.
-    stand_ins = {id(p): torch.nn.Parameter(p.data) for p in missing}
-    for stand_in in stand_ins.values():
-        stand_in.grad = torch.zeros_like(stand_in)
-    with _on_stand_ins(optimizer, stand_ins):
-        _take_first_step(optimizer)
-        made = optimizer.state
-    for p in missing:
-        if stand_ins[id(p)] in made:
-            optimizer.state[p] = dict(made[stand_ins[id(p)]].first)
-
-
-@contextmanager
-def _on_stand_ins(optimizer: Optimizer, stand_ins: dict[int, torch.nn.Parameter]) -> Iterator[None]:
-    """Gives the optimizer an empty state and stand-ins in the place of parameters, by their ``id``; others it does not see."""
-    real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
-    optimizer.state = defaultdict(_FirstValues)
-    for group in optimizer.param_groups:
-        group["params"] = [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]
-        if "weight_decay" in group:
-            group["weight_decay"] = 0.0  # or the gradients, and a momentum that starts from them, would not be zero
-        if any(p.is_meta for p in group["params"]):
-            # PyTorch refuses both there, and the state is the same but for where its count lies.
-            group.update({key: False for key in _NOT_ON_META if group.get(key)})
-    try:
-        yield
-    finally:
-        optimizer.state = real_state
-        for group, real in zip(optimizer.param_groups, real_groups, strict=True):
-            group.update(real)
-
-
-def _take_first_step(optimizer: Optimizer) -> None:
-    mutations = _WithoutMutation()
-    try:
-        with torch.no_grad(), mutations:
-            type(optimizer).step(optimizer)
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise StepError(
-            f"{type(optimizer).__name__} cannot take a step: {reason}",
-            code="U0111",
-            cause="its first step, which creates its state, was tried with gradients of zeros and without arguments",
-            hint="if PyTorch alone refuses it too, change the optimizer's settings; an optimizer that needs a closure is not supported",
-        ) from error
-    finally:
-        mutations.restore()
 
 
 # Optimizers that no graph of one step can hold: why, and what to do.
@@ -233,17 +121,6 @@ def _refuse_by_nature(optimizer: Optimizer) -> None:
     for kind, (cause, hint) in _BY_NATURE.items():
         if isinstance(optimizer, kind):
             raise UnsupportedError(f"{kind.__name__} cannot be captured", code="U0111", cause=cause, hint=hint)
-
-
-def _refuse_dampening(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if group.get("momentum") and group.get("dampening"):
-            raise UnsupportedError(
-                "the first step of SGD with dampening is not like the others",
-                code="U0110",
-                cause="its momentum starts from the first gradient undamped",
-                hint="take one ordinary step before `parallelize`, load a state, or set dampening to 0",
-            )
 
 
 def rate_changed(which: str, place: str | None = None) -> StepError:
@@ -271,10 +148,12 @@ def can_be_fused(group: dict[str, Any], target: Target) -> bool:
     return "fused" in group and group["fused"] is not False and not group.get("differentiable") and supported
 
 
-def _is_pytorchs(optimizer: Optimizer) -> bool:
-    """Whether PyTorch's own code takes the optimizer's step, which with ``capturable=True`` asks no tensor for its value."""
-    kinds = type(optimizer).__mro__
-    return any(kind is not Optimizer and kind.__module__.startswith("torch.optim.") for kind in kinds)
+def is_one_kernel(
+    optimizer: Optimizer, group: dict[str, Any], number: int, of_the_step: Collection[tuple[int, str]], target: Target
+) -> bool:
+    """Whether an optimizer's update of a group, by its number, is one kernel: that takes none of the step's for settings."""
+    stood_for = {key for at, key in of_the_step if at == number and key in optimizer.defaults}
+    return can_be_fused(group, target) and stood_for <= {"lr"}
 
 
 def is_number(parameter: torch.Tensor, key: str, value: torch.Tensor) -> bool:
@@ -289,6 +168,10 @@ def traceable(
     state: dict[int, dict[str, Any]],
     live: dict[tuple[int, str], torch.Tensor],
     target: Target,
+    followed: Container[int] = (),
+    *,
+    of_the_step: Collection[tuple[int, str]] = (),
+    rates_by_number: bool = False,
 ) -> Iterator[None]:
     """Puts traced twins in the place of parameters, state and settings, and chooses traceable implementations.
 
@@ -298,6 +181,10 @@ def traceable(
         state: the traced state of each parameter, by the parameter's ``id``.
         live: the traced settings, by the group's number and their keys.
         target: what the step is captured for.
+        followed: the optimizers that the step can reach, by their ``id``: numbers that it changes in their groups, and counts in their
+            state, stay for who looks for what it changes.
+        of_the_step: what stands for settings, tensors or numbers of the step, by the group's number and their keys.
+        rates_by_number: whether rates of those that are not PyTorch's own are such numbers, too.
     """
     first = 0
     with ExitStack() as stack:
@@ -307,9 +194,25 @@ def traceable(
                 {key: tensor for (group, key), tensor in live.items() if group == first + index}
                 for index in range(len(optimizer.param_groups))
             ]
-            stack.enter_context(_on_twins(optimizer, twins, state, own, target))
+            is_followed = id(optimizer) in followed
+            if rates_by_number and is_followed:
+                pairs = zip(own, optimizer.param_groups, strict=True)
+                own = [_without_rate(optimizer, group, tensors) for tensors, group in pairs]
+            fused = [
+                is_one_kernel(optimizer, group, first + index, of_the_step, target)
+                for index, group in enumerate(optimizer.param_groups)
+            ]
+            stack.enter_context(_on_twins(optimizer, twins, state, own, fused, is_followed=is_followed))
             first += len(optimizer.param_groups)
         yield
+
+
+def _without_rate(
+    optimizer: Optimizer, group: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors that stand for settings of a group but for a rate that stays a number."""
+    left_out = ("lr",) if settings.has_number_for_rate(optimizer, group) else ()
+    return {key: tensor for key, tensor in tensors.items() if key not in left_out}
 
 
 @contextmanager
@@ -318,43 +221,67 @@ def _on_twins(
     twins: dict[int, torch.Tensor],
     state: dict[int, dict[str, Any]],
     live: list[dict[str, torch.Tensor]],
-    target: Target,
+    fused: list[bool],
+    *,
+    is_followed: bool,
 ) -> Iterator[None]:
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     attributes = dict(optimizer.__dict__)
     optimizer.state = made = defaultdict(dict)
     for index, group in enumerate(optimizer.param_groups):
-        fused = can_be_fused(group, target) and set(live[index]) <= {"lr"}
         optimizer.state.update({twins[id(p)]: state[id(p)] for p in group["params"] if id(p) in state})
         group["params"] = [twins[id(p)] for p in group["params"]]
         settings.put(group, live[index])
         if "fused" in group:
-            group["fused"] = fused
+            group["fused"] = fused[index]
         if "foreach" in group:
             group["foreach"] = False
-        if "capturable" in group and _is_pytorchs(optimizer):
+        if "capturable" in group and settings.is_pytorchs(optimizer):
             group["capturable"] = True
     given = [dict(group) for group in optimizer.param_groups]
-    numbers = {id(values): _numbers(values) for values in made.values()}
-    tensors = {id(values): _tensors(values) for values in made.values()}
+    numbers = {id(parameter): _numbers(values) for parameter, values in made.items()}
+    tensors = {id(parameter): _tensors(values) for parameter, values in made.items()}
+    called: list[str | None] = []
+    calls = register_optimizer_step_pre_hook(lambda one, *_: called.append(user_line()) if one is optimizer else None)
     try:
         yield
-        _require_settings(optimizer, given)
-        _require_numbers(made, numbers)
+        _require_settings(optimizer, given, is_followed=is_followed)
+        _require_numbers(made, numbers, is_followed=is_followed)
         _require_tensors(made, tensors)
+    except StepError as error:
+        error.place = error.place or (called[-1] if called else None)
+        raise
     finally:
+        calls.remove()
         del optimizer.param_groups[len(real_groups) :]
-        for group, real in zip(optimizer.param_groups, real_groups, strict=True):
+        for group, real, before in zip(optimizer.param_groups, real_groups, given, strict=True):
+            counted = {key: group[key] for key in group if is_followed and _is_counted(group, before, key)}
             group.clear()
-            group.update(real)
+            group.update({**real, **counted})
         # What it counts in attributes of its own is seen by who looks for what the step changes.
         changed = {name for name, value in optimizer.__dict__.items() if isinstance(value, int | float | str | tuple)}
         optimizer.__dict__.update({name: value for name, value in attributes.items() if name not in changed})
         optimizer.state = real_state
+        for parameter, real in real_state.items() if is_followed else ():
+            own = made.get(twins.get(id(parameter), parameter), {})
+            real.update({key: own[key] for key in real if key in own and _is_another_count(real, own, key)})
 
 
-def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]]) -> None:
-    """Refuses a step that changes a setting, or adds groups."""
+def _is_counted(group: dict[str, Any], before: dict[str, Any], key: str) -> bool:
+    """Whether a step has put another number, or what stands for one, in the place of one."""
+    are_numbers = all(settings.may_be_counted(key, one) for one in (before.get(key), group[key]))
+    # Where a rate is a tensor, who looks after rates leaves what the step sets it to.
+    stands = key == "lr" and isinstance(before.get(key), int | float) and isinstance(group[key], int | float)
+    return (are_numbers or stands) and group[key] is not before[key]
+
+
+def _is_another_count(real: dict[str, Any], own: dict[str, Any], key: str) -> bool:
+    """Whether a step has put another number, or what stands for one, in the place of a count in the state of a parameter."""
+    return settings.is_count(key, real[key]) and isinstance(own[key], int | float) and own[key] is not real[key]
+
+
+def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]], *, is_followed: bool) -> None:
+    """Refuses a step that changes a setting that is no number which is followed, or adds groups."""
     if len(optimizer.param_groups) != len(given):
         raise _changed_once("adds a parameter group", "add it before `parallelize`")
     for number, (group, before) in enumerate(zip(optimizer.param_groups, given, strict=True)):
@@ -362,24 +289,38 @@ def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]]) -> None
             was = before.get(key)
             if key == "params" or (key == "lr" and not isinstance(value, torch.Tensor)):
                 continue  # what the step sets a learning rate to is set behind each step
-            if value is not was and (isinstance(value, torch.Tensor) or value != was):
+            if is_followed and _is_counted(group, before, key):
+                continue
+            is_known = not (isinstance(value, torch.Tensor) or _is_known_later(value))
+            if value is not was and not (is_known and value == was):
                 which = f"parameter group {number} of {type(optimizer).__name__}"
                 raise _changed_once(f"changes `{key}` of {which}", "change it outside of the training step")
 
 
-def _require_numbers(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, Any]]) -> None:
+def _require_numbers(
+    made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, Any]], *, is_followed: bool
+) -> None:
     """Refuses a step that keeps numbers in the optimizer's state that are none of the captured state."""
-    for values in made.values():
-        was = before.get(id(values), {})
-        changed = next((key for key, number in _numbers(values).items() if number != was.get(key)), None)
+    for parameter, values in made.items():
+        was = before.get(id(parameter), {})
+        numbers = _numbers(values).items()
+        others = (
+            (key, number) for key, number in numbers if not (is_followed and settings.is_count(key, was.get(key)))
+        )
+        changed = next((key for key, number in others if _is_known_later(number) or number != was.get(key)), None)
         if changed is not None:
             raise _changed_once(f"keeps a number in the optimizer's state (`{changed}`)", "keep it as a tensor")
 
 
+def _is_known_later(value: Any) -> bool:
+    """Whether something stands for a number that is known when the step is over, and must not be compared."""
+    return getattr(type(value), "is_known_later", False)
+
+
 def _require_tensors(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, list[int]]]) -> None:
     """Refuses a step that keeps tensors in the optimizer's state that are none of the captured state."""
-    for values in made.values():
-        was = before.get(id(values), {})
+    for parameter, values in made.items():
+        was = before.get(id(parameter), {})
         for key, found in _tensors(values).items():
             is_entry = isinstance(values[key], torch.Tensor) and len(was.get(key, ())) == 1
             if found != was.get(key, []) and not is_entry:  # what takes an entry's place is its new value

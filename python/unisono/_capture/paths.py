@@ -11,7 +11,7 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
 from unisono._capture.places import is_the_users
+from unisono._capture.settings import has_number_for_rate, is_count, may_be_counted
 
 #: One step of a path: what kind of place, and its name, key or number there.
 Step = tuple[str, Any]
@@ -71,6 +72,12 @@ def step_into(value: Any, step: Step) -> Any:
             case "hook":
                 name, _, number = key.partition(" ")
                 return list(_hooks_at(value, name).values())[int(number)]
+            case "keyed":
+                return list(value.values())[key]
+            case "group":
+                return _group_at(value, key)[key.partition(" ")[2]]
+            case "state":
+                return _state_at(value, key)[key.split(" ", 2)[2]]
             case _:
                 return value[key]
     except (LookupError, AttributeError, ValueError, TypeError):
@@ -82,6 +89,17 @@ def _hooks_at(value: Any, kind: str) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         holder = getattr(value, "_unisono_hooked_as", value) if isinstance(value, torch.Tensor) else value
         return getattr(holder, kind, None) or {}
+
+
+def _group_at(optimizer: Any, key: str) -> dict[str, Any]:
+    """The parameter group of an optimizer that a key says: its number, a space, and the key there."""
+    return optimizer.param_groups[int(key.partition(" ")[0])]
+
+
+def _state_at(optimizer: Any, key: str) -> dict[str, Any]:
+    """The state of a parameter that a key says: the number of its group, its number there, and the key, with spaces between."""
+    group, number, _ = key.split(" ", 2)
+    return optimizer.state[optimizer.param_groups[int(group)]["params"][int(number)]]
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -113,6 +131,13 @@ def put(root: Any, path: Path, new: Any) -> None:
         _put_item(holder.__kwdefaults__, key, new)
     elif kind in ("parameter", "buffer", "module"):
         _put_item(getattr(holder, f"_{kind}s"), key, new)
+    elif kind == "keyed":
+        keys: list[Any] = [*iter(holder)]  # type: ignore[arg-type]
+        _put_item(holder, keys[int(key)], new)
+    elif kind == "group":
+        _put_item(_group_at(holder, key), key.partition(" ")[2], new)
+    elif kind == "state":
+        _put_item(_state_at(holder, key), key.split(" ", 2)[2], new)
     elif isinstance(holder, tuple):
         entries = [new if number == key else entry for number, entry in enumerate(holder)]
         put(root, path[:-1], type(holder)(*entries) if hasattr(holder, "_fields") else type(holder)(entries))
@@ -173,6 +198,14 @@ def shown(path: Path) -> str:
             text += f".{key}"
         elif kind == "entry":
             text += f"[{key!r}]"
+        elif kind == "keyed":
+            text += f"[key {key}]"
+        elif kind == "group":
+            number, _, name = key.partition(" ")
+            text += f".param_groups[{number}][{name!r}]"
+        elif kind == "state":
+            group, number, name = key.split(" ", 2)
+            text += f".state[param_groups[{group}]['params'][{number}]][{name!r}]"
         elif kind == "part":
             text = "self" if key == "__self__" else text
         elif kind == "hook":
@@ -232,6 +265,47 @@ class Walk:
                         todo.append(((*path, step), part))
 
 
+def settings_at(walk: Walk, optimizers: Sequence[Optimizer], counted: Collection[tuple[int, str]]) -> list[Path]:
+    """Paths to those numbers in groups and attributes of optimizers that are among some, as they are said to change.
+
+    See :func:`unisono._capture.beginnings.changed_numbers`.
+    """
+    first, found = 0, list[Path]()
+    for optimizer in optimizers:
+        for path in _within(walk, optimizer, "group"):
+            number, _, name = path[-1][1].partition(" ")
+            if (first + int(number), name) in counted:
+                found.append(path)
+        found += [path for path in _within(walk, optimizer, "attr") if (first, f".{path[-1][1]}") in counted]
+        first += len(optimizer.param_groups)
+    return found
+
+
+def is_rate(path: Path) -> bool:
+    """Whether a path leads to a learning rate of a group."""
+    return path[-1][0] == "group" and path[-1][1].endswith(" lr")
+
+
+def counts_in_state(walk: Walk, optimizers: Sequence[Optimizer]) -> list[Path]:
+    """Paths to the counts in the state of optimizers."""
+    return [path for optimizer in optimizers for path in _within(walk, optimizer, "state")]
+
+
+def _within(walk: Walk, optimizer: Optimizer, kind: str) -> Iterator[Path]:
+    """Paths to what a walk has found in an optimizer that is of a kind; none if it has not found that."""
+    parts = walk.holders[id(optimizer)][1] if id(optimizer) in walk.holders else {}
+    yield from ((*walk.paths[id(optimizer)], step) for step in parts if step[0] == kind)
+
+
+def counted_settings(root: Any, optimizers: Sequence[Optimizer], paths: Iterable[Path]) -> set[tuple[int, str]]:
+    """The numbers in groups of optimizers to which paths lead: the number of the group among all, and the key."""
+    first, before = 0, dict[int, int]()
+    for optimizer in optimizers:
+        before[id(optimizer)], first = first, first + len(optimizer.param_groups)
+    found = ((follow(root, path[:-1]), path[-1][1].partition(" ")) for path in paths if path[-1][0] == "group")
+    return {(before[id(holder)] + int(number), key) for holder, (number, _, key) in found if id(holder) in before}
+
+
 def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """What somebody has put onto a tensor."""
     own = vars(tensor)
@@ -241,16 +315,27 @@ def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
-    """What of an optimizer is looked at: its state and its settings have names of their own."""
+    """What of an optimizer is looked at: its attributes, numbers of its groups but for rates, and counts in its state."""
     is_pytorchs = type(optimizer).__module__.startswith("torch.optim")
     left_out = {key for key in vars(optimizer) if key in _OF_OPTIMIZERS or (is_pytorchs and key.startswith("_"))}
     yield from ((("attr", key), part) for key, part in vars(optimizer).items() if key not in left_out)
+    for number, group in enumerate(optimizer.param_groups):
+        yield from ((("group", f"{number} {key}"), part) for key, part in group.items() if may_be_counted(key, part))
+        if has_number_for_rate(optimizer, group):
+            yield ("group", f"{number} lr"), group["lr"]
+        for position, parameter in enumerate(group["params"]):
+            for key, part in optimizer.state.get(parameter, {}).items():
+                if is_count(key, part):
+                    yield ("state", f"{number} {position} {key}"), part
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:
     if isinstance(value, dict):
         if len(value) <= _LONGEST:
             yield from ((("entry", key), part) for key, part in list(value.items()) if isinstance(key, _KEYS))
+            # By their number: while a step is traced, twins are the keys.
+            items = enumerate(list(value.items()))
+            yield from ((("keyed", number), part) for number, (key, part) in items if isinstance(key, torch.Tensor))
     elif isinstance(value, list | deque | tuple):
         entries = _entries(value)
         if len(entries) <= _LONGEST:

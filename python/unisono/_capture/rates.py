@@ -14,7 +14,7 @@ from unisono._capture.expressions import Expression
 from unisono._capture.followed import plain
 from unisono._capture.number import Number
 from unisono._capture.readbacks import Readbacks
-from unisono._capture.settings import groups_of
+from unisono._capture.settings import groups_of, is_count, may_be_counted
 
 _KEY = "lr"
 
@@ -26,6 +26,11 @@ class Rates:
         """Takes the optimizers, whose groups have the traced rates."""
         self._groups, self._reads = groups_of(optimizers), reads
         self._given = [group.get(_KEY) for group in self._groups]
+        #: The groups whose rates are numbers that the step counts with.
+        self._counted = {id(group) for group in self._groups if isinstance(group.get(_KEY), int | float)}
+        self._numbers = [{key: one for key, one in group.items() if may_be_counted(key, one)} for group in self._groups]
+        states = (values for optimizer in optimizers for values in optimizer.state.values())
+        self._counts = [(values, key) for values in states for key, one in values.items() if is_count(key, one)]
         self._instead: list[tuple[dict[str, Any], Number]] = []
 
     @contextlib.contextmanager
@@ -42,7 +47,7 @@ class Rates:
     def _begins(self, optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
         for group in optimizer.param_groups:
             rate = group.get(_KEY)
-            if type(rate) is Number:
+            if type(rate) is Number and id(group) not in self._counted:
                 self._instead.append((group, rate))
                 tensor = self._reads.scalar(rate.expression)
                 group[_KEY] = rate.settled() if tensor is None else tensor.double()
@@ -52,9 +57,20 @@ class Rates:
             group[_KEY] = rate
         self._instead.clear()
 
+    def settle(self) -> None:
+        """Lets numbers be where the step has put tensors in the place of numbers: what it computes of rates."""
+        of_groups = [
+            (group, key) for group, numbers in zip(self._groups, self._numbers, strict=False) for key in numbers
+        ]
+        for values, key in (*of_groups, *self._counts):
+            value = values.get(key)
+            if isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point():
+                values[key] = Number(self._reads, self._reads.read("value", value))
+
     def left(self) -> list[tuple[int, Expression]]:
         """The rates that the step leaves: the number of the group, and how it is computed."""
-        now = [(index, group.get(_KEY)) for index, group in enumerate(self._groups)]
+        groups = ((index, group) for index, group in enumerate(self._groups) if id(group) not in self._counted)
+        now = [(index, group.get(_KEY)) for index, group in groups]
         left = [(index, rate) for index, rate in now if rate is not self._given[index]]
         plainly = [(index, rate) for index, rate in left if not isinstance(rate, torch.Tensor)]
         return [(index, self._reads.expression_of(rate) or ["constant", plain(rate)]) for index, rate in plainly]

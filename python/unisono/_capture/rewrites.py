@@ -17,7 +17,7 @@ from torch._prims_common import make_contiguous_strides_for
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono._capture import alignments, scaling, spectra
+from unisono._capture import alignments, multiplied, scaling, spectra
 from unisono._capture.orders import Orders
 from unisono._capture.settings import Comparisons
 
@@ -223,8 +223,10 @@ def _single_operation(name: str, overload: str) -> Any:
 
 
 #: What stands for functions of PyTorch's: it is given these, and their arguments.
-_INSTEAD = dict.fromkeys(alignments.FUNCTIONS, alignments.by_tensors) | dict.fromkeys(
-    spectra.FUNCTIONS, spectra.of_windows
+_INSTEAD = (
+    dict.fromkeys(alignments.FUNCTIONS, alignments.by_tensors)
+    | dict.fromkeys(spectra.FUNCTIONS, spectra.of_windows)
+    | dict.fromkeys(multiplied.FUNCTIONS, multiplied.of_halves)
 )
 
 
@@ -250,6 +252,11 @@ class LiveScalars(TorchFunctionMode):
             return answer
         factor = kwargs.get("alpha", kwargs.get("value"))
         name = getattr(func, "__name__", "").rstrip("_")
+        if name == "lerp":
+            return func(
+                *(_of_type(one, args[0]) for one in args),
+                **{key: _of_type(one, args[0]) for key, one in kwargs.items()},
+            )
         if not isinstance(factor, torch.Tensor) or name not in ("add", "sub", "addcdiv", "addcmul"):
             return func(*args, **kwargs)
         common = torch.result_type(args[0], args[1])
@@ -266,3 +273,9 @@ class LiveScalars(TorchFunctionMode):
         if name in ("add", "sub"):
             return func(args[0], product)
         return args[0].add_(product) if func.__name__.endswith("_") else args[0].add(product)
+
+
+def _of_type(one: Any, x: torch.Tensor) -> Any:
+    """A number in double precision as a tensor of another one's type, beside which functions take no other."""
+    is_number = isinstance(one, torch.Tensor) and one is not x and not one.dim() and one.dtype == torch.float64
+    return one.to(x.device, x.dtype) if is_number and x.dtype not in (torch.float16, torch.bfloat16) else one

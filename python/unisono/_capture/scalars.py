@@ -51,7 +51,15 @@ _NAMES = dict.fromkeys(
     (*_OF_TWO, *_IN_PLACE, *_WITH_FACTOR, *_LERP, *_CLAMP, *_BOUND, *_CHOOSING, *_FILLING, *_SETTLED)
 )
 #: The same of many tensors at once.
-_EACH = tuple(f"_foreach_{name}{how}" for name in ("add", "sub", "mul", "div", "pow", "lerp") for how in ("", "_"))
+_EACH = tuple(
+    f"_foreach_{name}{how}"
+    for name in (
+        "add", "sub", "mul", "div", "pow", "lerp", "addcmul", "addcdiv", "maximum", "minimum", "clamp_min", "clamp_max",
+    )
+    for how in ("", "_")
+)  # fmt: skip
+#: What is of one tensor by another name.
+_OF_ONE = {"maximum": "clamp_min", "minimum": "clamp_max"}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -208,6 +216,7 @@ def _rolled(scalars: Scalars, x: torch.Tensor, shifts: Any, dims: Any = ()) -> t
 def _clamped(scalars: Scalars, name: str, x: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
     """One bound after the other: PyTorch takes two tensors or two numbers."""
     bounds = dict(zip(("min", "max"), args[1:], strict=False)) | kwargs
+    _note(scalars, bounds.values())
     tensors = {key: _like(scalars, x, one, same_type=True) for key, one in bounds.items() if type(one) is Number}
     for key, one in bounds.items():
         if one is not None:
@@ -238,8 +247,16 @@ def _listed(scalars: Scalars, given: Sequence[Any], more: Sequence[Any], kwargs:
         raise _Settled
     common = kwargs.get("dtype") or functools.reduce(torch.promote_types, map(_type_of, given))
     device = kwargs.get("device") or torch.get_default_device()
+    _note(scalars, given)
     made = [_tensor(scalars, one) if type(one) is Number else torch.as_tensor(one) for one in given]
     return torch.stack([one.detach().to(device, common) for one in made])
+
+
+def _note(scalars: Scalars, given: Iterable[Any]) -> None:
+    """Lets all numbers become inputs: the first that is none ends what is done with them, and others would be taken for granted."""
+    for one in given:
+        if type(one) is Number:
+            scalars.scalar(one.expression)
 
 
 def _is_entry(one: Any) -> bool:
@@ -260,7 +277,8 @@ def _type_of(one: Any) -> torch.dtype:
 
 def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """One tensor after the other."""
-    own = name.removeprefix("_foreach_")
+    plain, in_place = name.removeprefix("_foreach_").removesuffix("_"), "_" if name.endswith("_") else ""
+    own = f"{_OF_ONE.get(plain, plain)}{in_place}"
     args = (*args, *(one for key, one in kwargs.items() if key == "scalar"))
     kwargs = {key: one for key, one in kwargs.items() if key != "scalar"}
     each = [[one[at] if type(one) in (list, tuple) else one for one in args] for at in range(len(args[0]))]

@@ -11,7 +11,9 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from unisono._capture.number import Number
 from unisono._capture.paths import Walk
+from unisono._capture.settings import may_be_counted
 
 _aten = torch.ops.aten
 
@@ -47,7 +49,10 @@ def _step_if_finite(
             parameter: {key: value.clone() for key, value in values.items() if isinstance(value, torch.Tensor)}
             for parameter, values in optimizer.state.items()
         }
+    numbers = [(values, key, one) for values in _holders(optimizer) for key, one in _numbers_in(values)]
     optimizer.step(*args, **kwargs)
+    for values, key, was in numbers:
+        values[key] = _unless(bad, was, values.get(key, was))
     with torch.no_grad():
         for parameter, old in zip(parameters, before, strict=True):
             parameter.copy_(torch.where(bad, old, parameter))
@@ -55,6 +60,25 @@ def _step_if_finite(
             for key, old in values.items():
                 now = optimizer.state[parameter][key]
                 now.copy_(torch.where(bad, old, now))
+
+
+def _holders(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What an optimizer has numbers in that it may count with: its groups, its state, its attributes."""
+    return [*optimizer.param_groups, *optimizer.state.values(), vars(optimizer)]
+
+
+def _numbers_in(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, one) for key, one in values.items() if may_be_counted(key, one)]
+
+
+def _unless(bad: torch.Tensor, was: Any, now: Any) -> Any:
+    """A number as it was if a value is true, else as it is now; where neither is followed, as it is now."""
+    stand_in = next((one for one in (was, now) if type(one) is Number), None)
+    if now is was or stand_in is None or isinstance(now, torch.Tensor):
+        return now
+    reads: Any = stand_in.reads
+    skipped: Any = Number(reads, reads.read("value", bad), int)
+    return was + (now - was) * (1 - skipped)
 
 
 def check_and_unscale(gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ Where a setting decides what an optimizer does (``if momentum != 0``), the answe
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 IMPLEMENTATION = ("foreach", "fused", "capturable")
 # Settings that are no input of the step.
 _NOT_GUARDED = ("params", "initial_lr", "param_names", "lr", *IMPLEMENTATION)
+# Rates are inputs of the step, and what schedulers keep is theirs.
+_NOT_COUNTED = (*_NOT_GUARDED, "max_lr", "min_lr")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -40,10 +42,47 @@ def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
     return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
-def guarded_settings(optimizers: Iterable[Optimizer], live: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The settings of each group that become constants of the graph."""
+def guarded_settings(
+    optimizers: Iterable[Optimizer], live: Sequence[str] = (), counted: Container[tuple[int, str]] = ()
+) -> list[dict[str, Any]]:
+    """The settings of each group that become constants of the graph; those that are ``counted``, by group and key, do not."""
     left_out = (*_NOT_GUARDED, *live)
-    return [{key: value for key, value in group.items() if key not in left_out} for group in groups_of(optimizers)]
+    return [
+        {key: value for key, value in group.items() if key not in left_out and (number, key) not in counted}
+        for number, group in enumerate(groups_of(optimizers))
+    ]
+
+
+def may_be_counted(key: Any, value: Any) -> bool:
+    """Whether an entry of a group is a number that a step may change: its count, a setting."""
+    return (
+        isinstance(key, str)
+        and key not in _NOT_COUNTED
+        and isinstance(value, int | float)
+        and value.__class__ is not bool
+    )
+
+
+def is_pytorchs(optimizer: Optimizer) -> bool:
+    """Whether PyTorch's own code takes its step, which takes tensors for rates, and with ``capturable=True`` asks none for its value."""
+    kinds = type(optimizer).__mro__
+    return any(kind is not Optimizer and kind.__module__.startswith("torch.optim.") for kind in kinds)
+
+
+def has_number_for_rate(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether a learning rate is a number that code of somebody's own may do with what it does with numbers."""
+    return not is_pytorchs(optimizer) and isinstance(group.get("lr"), int | float)
+
+
+def settings_of_pytorchs(optimizers: Iterable[Optimizer], found: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
+    """Those of some numbers, by group and key, that are settings which PyTorch's own code computes with."""
+    of_groups = [one for one in optimizers for _ in one.param_groups]
+    return {(at, key) for at, key in found if is_pytorchs(of_groups[at]) and key in of_groups[at].defaults}
+
+
+def is_count(key: Any, value: Any) -> bool:
+    """Whether an entry of a parameter's state is a whole number, as counts are."""
+    return isinstance(key, str) and isinstance(value, int) and value.__class__ is not bool
 
 
 def cycled(optimizers: Iterable[Optimizer]) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from unisono._capture import (
     telling,
 )
 from unisono._capture.averages import Averages
+from unisono._capture.beginnings import first_steps
 from unisono._capture.counting import Counts, require_known_keys
 from unisono._capture.expressions import Expression
 from unisono._capture.followed import note_returned
@@ -53,16 +54,16 @@ from unisono._capture.looked_up import LookedUp
 from unisono._capture.masks import Masks
 from unisono._capture.number import Number, is_of_numbers
 from unisono._capture.optimizer import (
-    can_be_fused,
     group_name,
     is_number,
+    is_one_kernel,
     rate_changed,
     refusing_others,
     state_of,
     traceable,
 )
 from unisono._capture.orders import Orders
-from unisono._capture.paths import Missing, follow, own_attributes, put, shown
+from unisono._capture.paths import Missing, counted_settings, follow, is_rate, own_attributes, put, shown
 from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
@@ -73,12 +74,12 @@ from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Schedules
 from unisono._capture.selection import Selection, Selections
-from unisono._capture.settings import Comparisons, groups_of
+from unisono._capture.settings import Comparisons, groups_of, is_pytorchs
 from unisono._capture.sized import Sized
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
 from unisono._capture.traced import Traced
-from unisono._capture.twins import Twins, conversions_known
+from unisono._capture.twins import Twins, conversions_known, keys_of_dictionaries
 from unisono._capture.types import type_of
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
@@ -142,9 +143,22 @@ def trace(
             kept.start_again()  # it ran on copies, or with numbers
         return None
     run.traced.graph = _functionalise(first, fakes)
+    if kept.premises.are_looked_at and _note_arguments(run.traced.graph, inputs, kept.arguments):
+        kept.start_again()
+        return None
     _require_that_it_stays(run.recorder, [inputs.inputs[position].tensor for position in run.traced.replaced])
     run.traced.known = kept.known(run.recorder.asked.values())
     return run.traced
+
+
+def _note_arguments(graph: torch.fx.GraphModule, inputs: StepInputs, known: list[int]) -> bool:
+    """Notes the arguments that a graph without changes in place puts other values into; whether there are more than were known."""
+    leaf_at = {position: leaf for leaf, position in enumerate(inputs.leaves) if position is not None}
+    position_of = {node: at for at, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
+    copied = [node.args[0] for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
+    found = {leaf_at[at] for one in copied if (at := position_of.get(one)) in leaf_at} - {*known}
+    known.extend(sorted(found))
+    return bool(found)
 
 
 def _require_that_it_stays(recorder: Recorder, replaced: Sequence[torch.Tensor]) -> None:
@@ -275,6 +289,9 @@ class _Run:
             fakes[position].grad = gradient
         accumulated: set[int] = set()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                keys_of_dictionaries(twins, [item.tensor for item, _ in items if id(item.tensor) in twins])
+            )
             for position in self.stale:
                 if fakes[position].requires_grad:
                     note = fakes[position].register_post_accumulate_grad_hook(lambda _, p=position: accumulated.add(p))
@@ -283,13 +300,27 @@ class _Run:
                 named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
                 swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
                 stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
-            state = self._optimizer_state(items)
             live = {item.owner: fake for item, fake in items if item.cls == "hyper" and item.owner}
+            of_the_step = {*live, *counted_settings(self.kept.root, self.optimizers, self.kept.counts)}
+            state = self._optimizer_state(items, of_the_step)
             groups = groups_of(self.optimizers)
             numbers_of = ((fake, groups[at].get(key)) for (at, key), fake in live.items())
             self._settings = {id(fake) for fake, value in numbers_of if not isinstance(value, torch.Tensor)}
             self.comparisons = Comparisons(live, groups_of(self.optimizers))
-            stack.enter_context(traceable(self.optimizers, twins, state, live, self.inputs.target))
+            followed = self.kept.walk.holders
+            by_number = self.kept.premises.are_looked_at
+            twins_of = traceable(
+                self.optimizers,
+                twins,
+                state,
+                live,
+                self.inputs.target,
+                followed,
+                of_the_step=of_the_step,
+                rates_by_number=by_number,
+            )
+            stack.enter_context(twins_of)
+            stack.enter_context(first_steps(self.optimizers))
             stack.enter_context(scaling.traceable(self.optimizers))
             stack.enter_context(refusing_others(twins.values()))
             for item, fake in items:
@@ -314,6 +345,9 @@ class _Run:
             ]
             left += [fake.grad for item, fake in items if item.name in self.kept.gradients]
             left += self.generators.after()
+            given_back = [self.inputs.leaves[leaf] for leaf in self.kept.arguments]
+            left += [fakes[position] for position in given_back if position is not None]
+            self._require_same_shapes(items)
         leaves, structure = flatten(result)
         require_known_keys(structure, None)
         for leaf in leaves:
@@ -327,6 +361,8 @@ class _Run:
         counts = Counts()
         if not self.found_more:
             counts = self.kept.counted(self.reads)
+            if self.schedules.calls and (path := next((one.path for one in counts.left if is_rate(one.path)), None)):
+                raise rate_changed(f"`{shown(path)}`, and calls a scheduler")
             left_anew = [*counts.expressions(), *(expression for _, expression in rates)]
             self.kept.read_too_early([*numbers.values(), *self.reads.shown(), *left_anew])
             self.reads.require_all_used()
@@ -412,7 +448,9 @@ class _Run:
             self._clocks(),
         ):
             self.kept.count(self.reads)
-            return self._step(arguments, named)
+            result = self._step(arguments, named)
+            self.rates.settle()
+            return result
 
     def _number_or_constant(self, number: int, value: Any) -> Any:
         """What stands for a leaf of the arguments that is no tensor, by its number."""
@@ -438,19 +476,27 @@ class _Run:
                 raise read_back(place_in(error)) from None  # what takes Python's own numbers only
             raise
 
-    def _optimizer_state(self, items: list[tuple[StepInput, torch.Tensor]]) -> dict[int, dict[str, Any]]:
+    def _optimizer_state(
+        self, items: list[tuple[StepInput, torch.Tensor]], of_the_step: set[tuple[int, str]]
+    ) -> dict[int, dict[str, Any]]:
         """The state of the optimizers with traced tensors, by the ``id`` of the parameter.
 
-        Numbers of groups without a fused kernel (step counts) are traced in double precision, because the optimizer computes
-        with them as Python numbers when it is not traced.
+        Numbers of groups of PyTorch's optimizers without a fused kernel (step counts) are traced in double precision, because these compute
+        with them as Python numbers when they are not traced.
         """
         state = {id(parameter): dict(values) for o in self.optimizers for parameter, values in o.state.items()}
         target = self.inputs.target
-        fused = {id(p) for group in groups_of(self.optimizers) if can_be_fused(group, target) for p in group["params"]}
+        groups = enumerate((one, group) for one in self.optimizers for group in one.param_groups)
+        widened = {
+            id(p)
+            for number, (one, group) in groups
+            if is_pytorchs(one) and not is_one_kernel(one, group, number, of_the_step, target)
+            for p in group["params"]
+        }
         for item, fake in items:
             if item.cls == "optimizer" and item.owner is not None:
                 parameter, key = item.owner
-                number = is_number(parameter, key, fake) and id(parameter) not in fused
+                number = id(parameter) in widened and is_number(parameter, key, fake)
                 state[id(parameter)][key] = fake.to(torch.float64) if number else fake
         return state
 
@@ -504,6 +550,17 @@ class _Run:
                     code="U0103",
                     cause="the step's Python code runs once, when it is captured: the next step would find it as it was",
                     hint="call `requires_grad_` between steps: the step is captured once for each",
+                )
+
+    def _require_same_shapes(self, items: list[tuple[StepInput, torch.Tensor]]) -> None:
+        """Refuses a step that gives an argument another shape in place."""
+        for item, fake in items:
+            if item.cls == "batch" and fake.shape != item.tensor.shape:
+                raise StepError(
+                    f"the step gives its argument `{item.name}` another shape in place",
+                    code="U0107",
+                    cause="it would have that shape for the caller, too, and at the next call",
+                    hint="assign the result: `x = x.unsqueeze(0)`",
                 )
 
     def _rates_left(self) -> list[tuple[int, Expression]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -40,7 +41,20 @@ _OF_VALUES = frozenset(
 )
 _GET_VERSION = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _GET_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_EQUAL = torch.Tensor.__eq__
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def keys_of_dictionaries(twins: dict[int, torch.Tensor], own: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Within, a twin and the tensor of the user's ``own`` that it stands for have one hash: they are one key (``moments[p]``).
+
+    :class:`Twins` answers whether they are equal.
+    The step has both in its hands: modules and optimizers give twins, its own variables, and hooks, what they held before.
+    """
+    stands_for = {id(twins[id(one)]): id(one) for one in own}
+    with mock.patch.object(torch.Tensor, "__hash__", lambda tensor: stands_for.get(id(tensor), id(tensor))):
+        yield
 
 
 class Twins(TorchFunctionMode):
@@ -65,6 +79,14 @@ class Twins(TorchFunctionMode):
                 if id(leaf) in self._marks:
                     raise read_too_early(self._marks[id(leaf)][1], user_line())
         twins: dict[int, Any] = self._twins
+        if (
+            func is _EQUAL
+            and args[0] is not args[1]
+            and twins.get(id(args[0]), args[0]) is twins.get(id(args[1]), args[1])
+        ):
+            frame = _asking_frame()
+            if frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]] != "COMPARE_OP":
+                return True  # who looks for a key asks, for one of a hash that no other tensor has
         if func is torch.Tensor.__deepcopy__:
             return _deep_copied(*(twins.get(id(arg), arg) for arg in args))
         if func == _SET_DATA:
@@ -159,11 +181,17 @@ def _version_read() -> StepError:
     )
 
 
-def _is_asked_by_the_user() -> bool:
-    """Whether code of the user's asks a tensor for something, and none of PyTorch's for it."""
+def _asking_frame() -> types.FrameType | None:
+    """The code that asks a tensor for something."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_ON_THE_WAY):
         frame = frame.f_back
+    return frame
+
+
+def _is_asked_by_the_user() -> bool:
+    """Whether code of the user's asks a tensor for something, and none of PyTorch's for it."""
+    frame = _asking_frame()
     return frame is not None and is_the_users(frame.f_code.co_filename)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,9 +39,10 @@ _FORMATS = {
 class Encoder:
     """Turns one traced graph into a message; reading ``message`` afterwards gives its parts."""
 
-    def __init__(self, traced: Traced, inputs: StepInputs) -> None:
-        """Encodes the whole graph."""
+    def __init__(self, traced: Traced, inputs: StepInputs, given_back: Sequence[int] = ()) -> None:
+        """Encodes the whole graph; leaves of the arguments that are ``given_back`` may be changed in place, and are among the results."""
         self.traced, self.inputs = traced, inputs
+        self._given_back = {inputs.leaves[leaf] for leaf in given_back}
         self.ops: dict[str, tuple[int, str]] = {}
         self.values: list[dict[str, Any]] = []
         self.nodes: list[dict[str, Any]] = []
@@ -228,6 +230,8 @@ class Encoder:
         item = self._numbered_inputs[position][1]
         if item.cls == "hyper":
             raise rate_changed(f"(`{item.name}`)", place_of(node))
+        if item.cls == "batch" and position in self._given_back:
+            return  # what becomes of it is among the results
         if item.cls == "batch":
             raise StepError(
                 f"the step changes its argument `{item.name}` in place",

@@ -37,6 +37,9 @@ _FILLS = {
     *("zero_", "fill_", "copy_"),
 }
 
+#: How many numbers are drawn behind a model, so that generators are in a state that tells that nothing has drawn or seeded since.
+_LEFT_BY = 7919
+
 #: The records of tensors that may be there still.
 _RECORDS: list[Record] = []
 
@@ -47,8 +50,9 @@ def deferred_init() -> Iterator[None]:
 
     Within, they say that they are on the device where they are to be, so that what is left out on ``meta`` is done.
     :func:`unisono.parallelize` then makes on each rank the shards that it has, one tensor at a time, with the values that the model would
-    have had on one device if PyTorch's generator was as it is here, on rank 0; :func:`unisono.materialize` makes a whole model. The
-    generator itself does not go on while the model is built. Optimizers can be made within or afterwards.
+    have had on one device if PyTorch's generator was as it is here, on rank 0; :func:`unisono.materialize` makes a whole model. Both leave
+    the generator as a model that is built at once does, unless something has drawn from it or seeded it in between: what is drawn there is
+    not what it is on one device, nor is a second model that is built in a ``with`` of its own. Optimizers can be made within or afterwards.
 
     Code that looks at values gets them: what they depend on is done at once, and once more when the model is made.
 
@@ -61,6 +65,9 @@ def deferred_init() -> Iterator[None]:
     _RECORDS.append(record)
     with recording(record):
         yield
+    if any(one.is_random for one in record.operations):
+        _devices.draw(_devices.current(), _LEFT_BY)
+        record.left = _devices.generator_states(_devices.current())
 
 
 @contextmanager

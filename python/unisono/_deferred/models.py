@@ -27,6 +27,7 @@ def materialize(model: nn.Module) -> nn.Module:
     deferred = Deferred.of(model, ())
     if deferred is not None:
         deferred.make(lambda _: None)
+        deferred.go_on()
     return model
 
 
@@ -88,6 +89,15 @@ class Deferred:
 
             replay(record, mine, deliver)
             forget(record)
+
+    def go_on(self) -> None:
+        """Lets PyTorch's generators go on behind what was drawn for the tensors, if nothing has drawn from them or seeded them since."""
+        device = _devices.current()
+        states = _devices.generator_states(device)
+        for record in self._records:
+            is_left = record.left is not None and _devices.are_same_states(record.left, states)
+            if is_left and record.end is not None:
+                _devices.set_generator_states(device, record.end)
 
 
 def known(name: str, tensor: torch.Tensor) -> Record:

@@ -78,11 +78,15 @@ class Record:
         start: the states of PyTorch's generators before the first operation, by the kind of device.
         operations: the operations, in order.
         drawn: a number of operations, and the states of the generators when these have drawn their random numbers.
+        left: the states that the generators were left in, which no seed gives; none where there is nothing to draw.
+        end: the states behind all random numbers, once they have been drawn.
     """
 
     def __init__(self, start: dict[str, torch.Tensor]) -> None:
         """Starts without any operation."""
         self.start = start
+        self.left: dict[str, torch.Tensor] | None = None
+        self.end: dict[str, torch.Tensor] | None = None
         self.operations: list[Operation] = []
         self.drawn: tuple[int, dict[str, torch.Tensor]] = (0, start)
         self._numbers: dict[int, int] = {}

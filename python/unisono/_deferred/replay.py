@@ -19,7 +19,7 @@ def replay(record: Record, wanted: Collection[int], deliver: Callable[[int, torc
     """Makes wanted memory, and hands each over when nothing is done to it any more.
 
     Every random number is drawn, in the order in which one device draws them, whether its tensor is wanted or not. PyTorch's generator is
-    left as it is.
+    left as it is; what it would be behind them is noted in the record.
 
     Args:
         record: the operations.
@@ -28,6 +28,7 @@ def replay(record: Record, wanted: Collection[int], deliver: Callable[[int, torc
     """
     with _generators(record.start):
         _run(record, _needed(record, wanted, draw_from=0), set(wanted), deliver)
+        record.end = _devices.generator_states(_devices.current())
 
 
 @contextmanager

@@ -1,0 +1,111 @@
+"""Optimizers that count in Python numbers, in their groups, in their state or in attributes, and such whose first step is another one."""
+
+from __future__ import annotations
+
+import eager
+import pytest
+import steps
+import torch
+from counted_optimizers import KINDS, FromTheFirst, damped, differences, resumed, skipped, training
+from launch import found_by_ranks
+from torch import nn
+
+import unisono
+from unisono.errors import UnsupportedError
+
+
+def require_alike(found):
+    assert found["difference"] <= 1e-5
+    assert str(found["counts"]) == str(found["expected"]) or _close(found["counts"], found["expected"])
+
+
+def _close(one, other):
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    return one == other or abs(one - other) <= 1e-6 * abs(other)
+
+
+@pytest.fixture(scope="module")
+def by_ranks(tmp_path_factory):
+    return found_by_ranks("counted_optimizers:main", tmp_path_factory.mktemp)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_that_counts_steps_as_in_eager_pytorch(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    require_alike(differences(kind))
+
+
+@pytest.mark.parametrize("kind", ["Counted", "CountedInState", "FromTheFirst"])
+def test_counts_go_on_from_a_state_that_is_loaded(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    require_alike(resumed(kind))
+
+
+@pytest.mark.parametrize(
+    "kind", ["Counted", "CountedByItself", "CountedInState", "Scheduled", "FromTheFirst", "damped"]
+)
+def test_an_update_that_a_scaler_leaves_out_is_not_counted(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    require_alike(skipped(kind))
+
+
+def test_on_two_ranks_counts_are_those_of_one_device(by_ranks):
+    for found in by_ranks(2):
+        for name, one in found.items():
+            assert one["difference"] <= 1e-5, name
+            assert _close(one["counts"], one["expected"]), name
+
+
+@pytest.mark.parametrize("kind", [FromTheFirst, damped])
+def test_a_graph_for_all_steps_is_refused_where_the_first_is_another_one(kind):
+    model = nn.Linear(3, 2)
+    optimizer = kind([*model.parameters()])
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(UnsupportedError, match="first step of") as caught:
+        unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),))
+    assert caught.value.code == "U0110"
+
+
+def test_what_a_first_step_counts_for_its_state_is_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = training("CountedByItself")
+    step = steps.parallelize(given)
+    assert given.optimizer.steps == 0
+    step(*given.batches[0])
+    assert given.optimizer.steps == 1
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+@pytest.mark.parametrize(
+    ("kind", "key", "change"),
+    [
+        (torch.optim.SGD, "momentum", 0.02),
+        (torch.optim.SGD, "weight_decay", 0.1),
+        (torch.optim.AdamW, "weight_decay", 0.1),
+        (torch.optim.AdamW, "eps", 1e-3),
+    ],
+)
+def test_settings_of_pytorchs_optimizers_that_the_step_changes_are_as_in_eager_pytorch(kind, key, change, fused):
+    """Their kernels take no number of the step, so the operations one by one do."""
+
+    def make():
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = kind(model.parameters(), lr=0.1, fused=fused, **{key: change})
+
+        def step(x):
+            optimizer.param_groups[0][key] += change
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), optimizer.param_groups[0][key]
+
+        return eager.Training(model, optimizer, step, [(torch.randn(5, 3),) for _ in range(5)])
+
+    eager.compare(make)
