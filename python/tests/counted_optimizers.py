@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import holding_optimizers
 import steps
 import torch
 import torch.nn.functional as F
 from torch import nn, optim
+
+from unisono._capture.paths import tensors_in
 
 #: Enough that what an optimizer chooses by its count (RAdam's five steps) is chosen otherwise.
 STEPS = 9
@@ -178,7 +181,11 @@ KINDS: dict[str, Callable[[Any], optim.Optimizer]] = {
         FromTheFirst,
         damped,
     )
-}
+} | holding_optimizers.KINDS
+
+
+#: Those that are saved and loaded.
+RESUMED = ("Counted", "CountedInState", "FromTheFirst", "damped", "InDictionaries", "InLists", "InGroups")
 
 
 def training(kind: str, every: int = 1) -> steps.Training:
@@ -225,8 +232,15 @@ def scaled(kind: str) -> steps.Training:
 
 def counts(optimizer: optim.Optimizer) -> list[Any]:
     """The numbers of groups and of state, but for rates."""
-    groups = [[group.get(key) for key in ("step", "momentum", "rates", "scale")] for group in optimizer.param_groups]
+    keys = ("step", "momentum", "rates", "scale", "distance", "most", "found")
+    groups = [[group.get(key) for key in keys] for group in optimizer.param_groups]
     return [groups, [values.get("step") for values in optimizer.state.values()]]
+
+
+def held(optimizer: optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors of groups and of state, those in containers and objects too."""
+    groups = [value for group in optimizer.param_groups for key, value in group.items() if key != "params"]
+    return [*tensors_in([groups, [*optimizer.state.values()]], set())]
 
 
 def differences(kind: str, every: int = 1, **settings: Any) -> dict[str, Any]:
@@ -239,6 +253,7 @@ def differences(kind: str, every: int = 1, **settings: Any) -> dict[str, Any]:
     pairs = [
         *zip(losses, wanted, strict=True),
         *zip(found.model.parameters(), expected.model.parameters(), strict=True),
+        *zip(held(found.optimizer), held(expected.optimizer), strict=True),
     ]
     return {
         "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
@@ -256,6 +271,7 @@ def skipped(kind: str) -> dict[str, Any]:
     step.sync()
     pairs = [*zip(found.model.parameters(), expected.model.parameters(), strict=True)]
     pairs += zip(given, wanted, strict=True)
+    pairs += zip(held(found.optimizer), held(expected.optimizer), strict=True)
     return {
         "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
         "counts": counts(found.optimizer),
@@ -277,7 +293,8 @@ def resumed(kind: str) -> dict[str, Any]:
     for batch in second.batches[4:]:
         again(*batch)
     again.sync()
-    pairs = zip(second.model.parameters(), expected.model.parameters(), strict=True)
+    pairs = [*zip(second.model.parameters(), expected.model.parameters(), strict=True)]
+    pairs += zip(held(second.optimizer), held(expected.optimizer), strict=True)
     return {
         "difference": max(float((one - other).detach().abs().max()) for one, other in pairs),
         "counts": counts(second.optimizer),
@@ -289,5 +306,5 @@ def main() -> None:
     """Every kind on the ranks that there are."""
     found = {kind: differences(kind) for kind in KINDS}
     found |= {f"{kind}, every third": differences(kind, every=3) for kind in ("CountedFromZero", "CountedInState")}
-    found |= {f"{kind}, resumed": resumed(kind) for kind in ("Counted", "CountedInState", "FromTheFirst", "damped")}
+    found |= {f"{kind}, resumed": resumed(kind) for kind in RESUMED}
     Path(os.environ["HOME"], f"{os.environ['RANK']}.json").write_text(json.dumps(found))

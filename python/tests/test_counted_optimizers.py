@@ -6,7 +6,7 @@ import eager
 import pytest
 import steps
 import torch
-from counted_optimizers import KINDS, FromTheFirst, damped, differences, resumed, skipped, training
+from counted_optimizers import KINDS, RESUMED, FromTheFirst, damped, differences, resumed, skipped, training
 from launch import found_by_ranks
 from torch import nn
 
@@ -36,14 +36,24 @@ def test_an_optimizer_that_counts_steps_as_in_eager_pytorch(kind, tmp_path, monk
     require_alike(differences(kind))
 
 
-@pytest.mark.parametrize("kind", ["Counted", "CountedInState", "FromTheFirst"])
+@pytest.mark.parametrize("kind", RESUMED)
 def test_counts_go_on_from_a_state_that_is_loaded(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     require_alike(resumed(kind))
 
 
 @pytest.mark.parametrize(
-    "kind", ["Counted", "CountedByItself", "CountedInState", "Scheduled", "FromTheFirst", "damped"]
+    "kind",
+    [
+        "Counted",
+        "CountedByItself",
+        "CountedInState",
+        "Scheduled",
+        "FromTheFirst",
+        "damped",
+        "InDictionaries",
+        "InObjects",
+    ],
 )
 def test_an_update_that_a_scaler_leaves_out_is_not_counted(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -46,7 +46,8 @@ class Roots:
             inputs += [*self.model.parameters(), *self.model.buffers()]
         for optimizer in self.optimizers:
             inputs += [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            held = (value for state in optimizer.state.values() for value in state.values())
+            states = (state for state in optimizer.state.values() if isinstance(state, dict))
+            held = (value for state in states for value in state.values())
             inputs += [value for value in held if isinstance(value, torch.Tensor)]
         called = (self.call.arguments, self.call.leaves, self.call.structure, self.place)
         return digest.reached([self.train_step, self.model, self.optimizers, self.settings, called], inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from unisono._capture.optimizer import state_of
+from unisono._capture.paths import holds_tensors
 from unisono._counter import KEY
 from unisono._placements import Layout, is_plain, own_local, pieces, plain, to_local
 from unisono._state import Held, State
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from unisono.session import Session
 
+#: Between the key of a parameter's state and those of what is in a container there.
+_INTO = "/"
 _HINT = "load it into the model, optimizers and step that it was saved from; `strict=False` passes over names that are not in both"
 
 
@@ -57,7 +61,9 @@ def state_dict(session: Session, *, for_files: bool = False) -> dict[str, Any]:
     if session.optimizers:
         names = _names(session)
         groups = [
-            {**group, "params": [names[id(parameter)] for parameter in group["params"]]} for group in _groups(session)
+            {key: value for key, value in group.items() if not _is_kept(session.state, value)}
+            | {"params": [names[id(parameter)] for parameter in group["params"]]}
+            for group in _groups(session)
         ]
         found.setdefault("optimizer", {}).setdefault("state", {})
         found["optimizer"]["param_groups"] = groups
@@ -136,10 +142,27 @@ def _of_optimizers(session: Session) -> Iterator[Entry]:
                 held = session.state.number(parameter, key)
                 if held is not None:
                     yield Entry(path, held)
-                elif isinstance(value, torch.Tensor):
-                    yield _of_tensor(session.state, path, value)
                 else:
-                    yield Entry(path, value=value, put=lambda new, state=state, key=key: state.update({key: new}))
+                    yield from _within(session.state, path, state, key, value)
+
+
+def _within(state: State, path: tuple[str, ...], holder: Any, key: Any, value: Any) -> Iterator[Entry]:
+    """What is at a key of a container; of containers and objects with tensors in them, each tensor and number by itself."""
+    if isinstance(value, torch.Tensor):
+        # In containers those that the step changes are among what it keeps.
+        if len(path[-1].split(_INTO)) == 1 or state.find(value) is None:
+            yield _of_tensor(state, path, value)
+    elif holds_tensors(value):
+        parts = value if isinstance(value, dict | list | deque | tuple) else vars(value)
+        for step, part in parts.items() if isinstance(parts, dict) else enumerate(parts):
+            yield from _within(state, (*path[:-1], f"{path[-1]}{_INTO}{step}"), parts, step, part)
+    elif not isinstance(holder, tuple):
+        yield Entry(path, value=value, put=lambda new: holder.__setitem__(key, new))
+
+
+def _is_kept(state: State, value: Any) -> bool:
+    """Whether an entry of a group is a tensor that is among what the step keeps."""
+    return isinstance(value, torch.Tensor) and state.find(value) is not None
 
 
 def _of_tensor(state: State, path: tuple[str, ...], tensor: torch.Tensor) -> Entry:

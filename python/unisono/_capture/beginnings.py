@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono._capture import settings
-from unisono.errors import StepError, UnsupportedError
+from unisono.errors import StepError, UnisonoError, UnsupportedError
 
 #: Settings that PyTorch accepts for parameters on ``meta``, and refuses when a step is taken.
 NOT_ON_META = ("fused", "capturable")
@@ -79,7 +79,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class _FirstValues(dict[str, Any]):
-    """A dictionary that remembers the first value of each key, and tells of it."""
+    """A dictionary that remembers the first value of each key that is not ``None``, and tells of it."""
 
     def __init__(self, hold: Callable[[Any], None]) -> None:
         super().__init__()
@@ -87,7 +87,8 @@ class _FirstValues(dict[str, Any]):
         self._hold = hold
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.first.setdefault(key, value)
+        if self.first.setdefault(key, value) is None:
+            self.first[key] = value
         self._hold(value)
         super().__setitem__(key, value)
 
@@ -341,7 +342,7 @@ def changed_numbers(optimizers: Sequence[Optimizer]) -> set[tuple[int, str]]:
             else _smallest(optimizer, [p for g in optimizer.param_groups for p in g["params"]])
         )
         if some and not any(p.is_meta or not p.requires_grad for p in some):
-            with suppress(StepError), torch.random.fork_rng(devices=[]):
+            with suppress(UnisonoError), torch.random.fork_rng(devices=[]):  # a capture says it, with the line
                 found |= {(first + at, key) for at, key in _changed_by_step(optimizer, some)}
         first += len(optimizer.param_groups)
     return found

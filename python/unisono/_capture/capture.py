@@ -47,7 +47,7 @@ from unisono._tree import Structure
 from unisono.errors import StepError, UnisonoError
 
 #: A step keeps in one trace what the trace before it has not kept; more often than this it does not end.
-_MOST_TRACES = 6
+_MOST_TRACES = 12
 
 
 @dataclass
@@ -625,6 +625,7 @@ def _find_call(
     with quick[0], quick[1], contextlib.suppress(Exception):
         inputs = collect(train_step, model, optimizers, call)
         trace(train_step, model, optimizers, inputs, gradients_may_be_there=True)
+    error.place = error.place or begins_at(train_step)
 
 
 def _stale_gradients() -> StepError:

@@ -7,6 +7,7 @@ renewed at each step. Anything else is refused: a first step that is unlike the 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import types
 from collections import deque
@@ -33,6 +34,7 @@ from unisono._capture.places import read_back, user_line
 from unisono._capture.premises import Premises
 from unisono._capture.readbacks import Readbacks
 from unisono._capture.selection import Selection
+from unisono._capture.settings import is_pytorchs
 from unisono._tree import flatten
 from unisono.errors import StepError
 
@@ -105,8 +107,11 @@ class Kept:
         return Walk(self.train_step, self.model, self.optimizers)
 
     def functions(self) -> list[Any]:
-        """The functions that the step and the model can reach."""
-        return [value for value, _ in self._before.holders.values() if isinstance(value, types.FunctionType)]
+        """The functions that the step and the model can reach, and those of optimizers that are not PyTorch's own."""
+        kinds = [kind for one in self.optimizers if not is_pytorchs(one) for kind in type(one).__mro__]
+        own = [part for kind in kinds if not kind.__module__.startswith("torch.") for part in vars(kind).values()]
+        reached = [value for value, _ in self._before.holders.values()]
+        return [value for value in (*reached, *map(inspect.unwrap, own)) if isinstance(value, types.FunctionType)]
 
     def counting(self, settings: set[int], arguments: Sequence[Any], scalars: Mapping[str, torch.Tensor]) -> Counting:
         """The places that a trace, which begins now, counts at; see :class:`unisono._capture.counting.Counting`."""

@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unisono._capture import adafactor, beginnings, settings
 from unisono._capture.beginnings import NOT_ON_META
 from unisono._capture.kernels import fuses
+from unisono._capture.paths import tensors_in
 from unisono._capture.places import user_line
 from unisono._capture.target import Target
 from unisono.errors import ConfigurationError, StepError, UnsupportedError
@@ -239,7 +239,11 @@ def _on_twins(
         if "capturable" in group and settings.is_pytorchs(optimizer):
             group["capturable"] = True
     given = [dict(group) for group in optimizer.param_groups]
-    numbers = {id(parameter): _numbers(values) for parameter, values in made.items()}
+    # What are tensors in the graph take new values as others do.
+    numbers = {
+        id(parameter): _numbers(values) | {key: one for key, one in values.items() if isinstance(one, torch.Tensor)}
+        for parameter, values in made.items()
+    }
     tensors = {id(parameter): _tensors(values) for parameter, values in made.items()}
     called: list[str | None] = []
     calls = register_optimizer_step_pre_hook(lambda one, *_: called.append(user_line()) if one is optimizer else None)
@@ -247,7 +251,7 @@ def _on_twins(
         yield
         _require_settings(optimizer, given, is_followed=is_followed)
         _require_numbers(made, numbers, is_followed=is_followed)
-        _require_tensors(made, tensors)
+        _require_tensors(made, tensors, is_followed=is_followed)
     except StepError as error:
         error.place = error.place or (called[-1] if called else None)
         raise
@@ -268,8 +272,10 @@ def _on_twins(
 
 
 def _is_counted(group: dict[str, Any], before: dict[str, Any], key: str) -> bool:
-    """Whether a step has put another number, or what stands for one, in the place of one."""
-    are_numbers = all(settings.may_be_counted(key, one) for one in (before.get(key), group[key]))
+    """Whether a step has put another number, or what stands for one, in the place of one, or where nothing was what is known behind it."""
+    if key not in before:
+        return settings.may_be_counted(key, group[key]) and _is_known_later(group[key])
+    are_numbers = all(settings.may_be_counted(key, one) for one in (before[key], group[key]))
     # Where a rate is a tensor, who looks after rates leaves what the step sets it to.
     stands = key == "lr" and isinstance(before.get(key), int | float) and isinstance(group[key], int | float)
     return (are_numbers or stands) and group[key] is not before[key]
@@ -291,6 +297,8 @@ def _require_settings(optimizer: Optimizer, given: list[dict[str, Any]], *, is_f
                 continue  # what the step sets a learning rate to is set behind each step
             if is_followed and _is_counted(group, before, key):
                 continue
+            if is_followed and isinstance(value, torch.Tensor) and (key not in before or isinstance(was, torch.Tensor)):
+                continue  # the same
             is_known = not (isinstance(value, torch.Tensor) or _is_known_later(value))
             if value is not was and not (is_known and value == was):
                 which = f"parameter group {number} of {type(optimizer).__name__}"
@@ -305,7 +313,9 @@ def _require_numbers(
         was = before.get(id(parameter), {})
         numbers = _numbers(values).items()
         others = (
-            (key, number) for key, number in numbers if not (is_followed and settings.is_count(key, was.get(key)))
+            (key, number)
+            for key, number in numbers
+            if not (is_followed and settings.is_count(key, was.get(key))) and not isinstance(was.get(key), torch.Tensor)
         )
         changed = next((key for key, number in others if _is_known_later(number) or number != was.get(key)), None)
         if changed is not None:
@@ -317,13 +327,19 @@ def _is_known_later(value: Any) -> bool:
     return getattr(type(value), "is_known_later", False)
 
 
-def _require_tensors(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, list[int]]]) -> None:
+def _require_tensors(
+    made: Mapping[torch.Tensor, dict[str, Any]], before: dict[int, dict[str, list[int]]], *, is_followed: bool
+) -> None:
     """Refuses a step that keeps tensors in the optimizer's state that are none of the captured state."""
     for parameter, values in made.items():
         was = before.get(id(parameter), {})
         for key, found in _tensors(values).items():
-            is_entry = isinstance(values[key], torch.Tensor) and len(was.get(key, ())) == 1
-            if found != was.get(key, []) and not is_entry:  # what takes an entry's place is its new value
+            is_entry = isinstance(values[key], torch.Tensor | int | float) and len(was.get(key, ())) == 1
+            # What is in containers and objects is seen by who looks for what the step changes.
+            is_seen = is_followed and not isinstance(values[key], torch.Tensor) and len(was.get(key, ())) == len(found)
+            if (
+                found != was.get(key, []) and not is_entry and not is_seen
+            ):  # what takes an entry's place is its new value
                 raise _changed_once(
                     f"keeps a tensor in the optimizer's state (`{key}`) that its first step has not made, or in a container",
                     "let the first step make it, as an entry of the parameter's state",
@@ -331,11 +347,8 @@ def _require_tensors(made: Mapping[torch.Tensor, dict[str, Any]], before: dict[i
 
 
 def _tensors(values: dict[str, Any]) -> dict[str, list[int]]:
-    """The tensors of each entry, by their ``id``."""
-    leaves = {
-        key: [one for one in pytree.tree_iter(value) if isinstance(one, torch.Tensor)] for key, value in values.items()
-    }
-    return {key: [*map(id, found)] for key, found in leaves.items()}
+    """The tensors of each entry, by their ``id``; of objects those in their attributes, too."""
+    return {key: [id(one) for one in tensors_in(value, set())] for key, value in values.items()}
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:

@@ -74,9 +74,9 @@ def step_into(value: Any, step: Step) -> Any:
                 return list(_hooks_at(value, name).values())[int(number)]
             case "keyed":
                 return list(value.values())[key]
-            case "group":
+            case "group" | "setting":
                 return _group_at(value, key)[key.partition(" ")[2]]
-            case "state":
+            case "state" | "held":
                 return _state_at(value, key)[key.split(" ", 2)[2]]
             case _:
                 return value[key]
@@ -134,9 +134,9 @@ def put(root: Any, path: Path, new: Any) -> None:
     elif kind == "keyed":
         keys: list[Any] = [*iter(holder)]  # type: ignore[arg-type]
         _put_item(holder, keys[int(key)], new)
-    elif kind == "group":
+    elif kind in ("group", "setting"):
         _put_item(_group_at(holder, key), key.partition(" ")[2], new)
-    elif kind == "state":
+    elif kind in ("state", "held"):
         _put_item(_state_at(holder, key), key.split(" ", 2)[2], new)
     elif isinstance(holder, tuple):
         entries = [new if number == key else entry for number, entry in enumerate(holder)]
@@ -146,7 +146,9 @@ def put(root: Any, path: Path, new: Any) -> None:
 
 
 def _put_item(holder: Any, key: Any, new: Any) -> None:
-    if new is Missing:
+    if new is Missing and isinstance(holder, dict):
+        holder.pop(key, None)
+    elif new is Missing:
         del holder[key]
     else:
         holder[key] = new
@@ -200,10 +202,10 @@ def shown(path: Path) -> str:
             text += f"[{key!r}]"
         elif kind == "keyed":
             text += f"[key {key}]"
-        elif kind == "group":
+        elif kind in ("group", "setting"):
             number, _, name = key.partition(" ")
             text += f".param_groups[{number}][{name!r}]"
-        elif kind == "state":
+        elif kind in ("state", "held"):
             group, number, name = key.split(" ", 2)
             text += f".state[param_groups[{group}]['params'][{number}]][{name!r}]"
         elif kind == "part":
@@ -315,7 +317,7 @@ def own_attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
-    """What of an optimizer is looked at: its attributes, numbers of its groups but for rates, and counts in its state."""
+    """What of an optimizer is looked at: attributes, numbers and tensors of groups but for rates, counts and containers in its state."""
     is_pytorchs = type(optimizer).__module__.startswith("torch.optim")
     left_out = {key for key in vars(optimizer) if key in _OF_OPTIMIZERS or (is_pytorchs and key.startswith("_"))}
     yield from ((("attr", key), part) for key, part in vars(optimizer).items() if key not in left_out)
@@ -323,10 +325,36 @@ def _of_optimizer(optimizer: Optimizer) -> Iterator[tuple[Step, Any]]:
         yield from ((("group", f"{number} {key}"), part) for key, part in group.items() if may_be_counted(key, part))
         if has_number_for_rate(optimizer, group):
             yield ("group", f"{number} lr"), group["lr"]
+        if is_pytorchs:
+            continue
+        others = ((key, part) for key, part in group.items() if key not in ("params", "lr"))
+        yield from ((("setting", f"{number} {key}"), part) for key, part in others if holds_tensors(part))
         for position, parameter in enumerate(group["params"]):
             for key, part in optimizer.state.get(parameter, {}).items():
                 if is_count(key, part):
                     yield ("state", f"{number} {position} {key}"), part
+                elif not isinstance(part, torch.Tensor) and holds_tensors(part):
+                    yield ("held", f"{number} {position} {key}"), part
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether something is a tensor, or a container or an object with one in it."""
+    return any(True for _ in tensors_in(value, set()))
+
+
+def tensors_in(value: Any, met: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors in containers, and in the attributes of objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not isinstance(value, _UNINTERESTING) and id(value) not in met:
+        met.add(id(value))
+        for _, part in _parts(value) if isinstance(value, dict | list | deque | tuple) else _own_parts(value):
+            yield from tensors_in(part, met)
+
+
+def _own_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if is_looked_into(type(value)) and not isinstance(value, (type, types.ModuleType, *_FUNCTIONS)):
+        yield from list(getattr(value, "__dict__", {}).items())
 
 
 def _parts(value: Any) -> Iterator[tuple[Step, Any]]:

@@ -12,8 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from unisono._capture.number import Number
-from unisono._capture.paths import Walk
+from unisono._capture.paths import Walk, tensors_in
 from unisono._capture.settings import may_be_counted
+from unisono.errors import StepError
 
 _aten = torch.ops.aten
 
@@ -45,21 +46,38 @@ def _step_if_finite(
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         before = [parameter.detach().clone() for parameter in parameters]
-        state = {
-            parameter: {key: value.clone() for key, value in values.items() if isinstance(value, torch.Tensor)}
-            for parameter, values in optimizer.state.items()
-        }
+        state = [
+            (values, key, one.clone())
+            for values in _holders(optimizer)[:-1]
+            for key, one in values.items()
+            if isinstance(one, torch.Tensor) and key != "lr"
+        ]
+        held = [(one, one.clone()) for one in _in_containers(optimizer)]
     numbers = [(values, key, one) for values in _holders(optimizer) for key, one in _numbers_in(values)]
     optimizer.step(*args, **kwargs)
+    if [id(one) for one in _in_containers(optimizer)] != [id(one) for one, _ in held]:
+        raise StepError(
+            f"{type(optimizer).__name__} puts other tensors into containers of its state, and a scaler may skip its update",
+            code="U0103",
+            cause="an update that is skipped leaves the state as it was, which is known of entries, and of tensors that are written into",
+            hint="write into the tensors (`t.copy_(..)`), or take the step without a `GradScaler`",
+        )
     for values, key, was in numbers:
         values[key] = _unless(bad, was, values.get(key, was))
     with torch.no_grad():
         for parameter, old in zip(parameters, before, strict=True):
             parameter.copy_(torch.where(bad, old, parameter))
-        for parameter, values in state.items():
-            for key, old in values.items():
-                now = optimizer.state[parameter][key]
-                now.copy_(torch.where(bad, old, now))
+        for values, key, old in state:
+            values[key].copy_(torch.where(bad, old, values[key]))
+        for one, old in held:
+            one.copy_(torch.where(bad, old, one))
+
+
+def _in_containers(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The tensors in containers and objects that an optimizer has in its groups and its state."""
+    values = [one for held in _holders(optimizer)[:-1] for key, one in held.items() if key != "params"]
+    met = set[int]()
+    return [one for value in values if not isinstance(value, torch.Tensor) for one in tensors_in(value, met)]
 
 
 def _holders(optimizer: Optimizer) -> list[dict[str, Any]]:

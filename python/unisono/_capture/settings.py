@@ -45,11 +45,21 @@ def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
 def guarded_settings(
     optimizers: Iterable[Optimizer], live: Sequence[str] = (), counted: Container[tuple[int, str]] = ()
 ) -> list[dict[str, Any]]:
-    """The settings of each group that become constants of the graph; those that are ``counted``, by group and key, do not."""
+    """The settings of each group that become constants of the graph; those that are ``counted``, by group and key, do not.
+
+    Nor do tensors that an optimizer puts beside its settings.
+    """
     left_out = (*_NOT_GUARDED, *live)
+    groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
     return [
-        {key: value for key, value in group.items() if key not in left_out and (number, key) not in counted}
-        for number, group in enumerate(groups_of(optimizers))
+        {
+            key: value
+            for key, value in group.items()
+            if key not in left_out
+            and (number, key) not in counted
+            and (key in optimizer.defaults or not isinstance(value, torch.Tensor))
+        }
+        for number, (optimizer, group) in enumerate(groups)
     ]
 
 

@@ -484,7 +484,8 @@ class _Run:
         Numbers of groups of PyTorch's optimizers without a fused kernel (step counts) are traced in double precision, because these compute
         with them as Python numbers when they are not traced.
         """
-        state = {id(parameter): dict(values) for o in self.optimizers for parameter, values in o.state.items()}
+        states = [pair for o in self.optimizers for pair in o.state.items() if isinstance(pair[1], dict)]
+        state = {id(parameter): dict(values) for parameter, values in states}
         target = self.inputs.target
         groups = enumerate((one, group) for one in self.optimizers for group in one.param_groups)
         widened = {
@@ -521,6 +522,8 @@ class _Run:
                 now = state_of(self.optimizers, twins[id(item.owner[0])]).get(item.owner[1])
             if now is fake:
                 continue
+            if item.cls == "optimizer" and not fake.dim() and (item.number or not isinstance(now, torch.Tensor)):
+                now = self._as_tensor(now, fake)
             is_gradient = bool(item.paths) and item.paths[0][-1] == ("attr", "grad")
             if now is None and is_gradient:
                 self.kept.dropped.append(item.paths[0])
@@ -530,10 +533,21 @@ class _Run:
                 raise StepError(
                     f"the step replaces `{what}` by something of another kind or shape",
                     code="U0102",
-                    hint="state must keep its shape from step to step",
+                    cause="state must keep its type and shape from step to step",
+                    hint="let it be there from the beginning as the step leaves it, or write into it (`t.copy_(..)`)",
                 )
             replaced[position] = now  # pyright: ignore[reportArgumentType]
         return replaced
+
+    def _as_tensor(self, now: Any, before: torch.Tensor) -> Any:
+        """What a step puts in the place of a number of an optimizer's state, as the tensor that it is in the graph, if it can be."""
+        if type(now) is Number:
+            now = self.reads.scalar(now.expression)
+            if now is None and self.reads.counting.wants_more():
+                return before.clone()  # it is an input of the next trace
+        elif isinstance(now, int | float) and now.__class__ is not bool:
+            now = before.new_full((), now)
+        return now.to(before.dtype) if isinstance(now, torch.Tensor) and not now.dim() else now
 
     def _is_replaced(self, item: StepInput) -> bool:
         return bool(item.paths) and item.paths[0] in self.kept.replaced

@@ -155,7 +155,8 @@ def _on_meta(model: nn.Module | None, optimizers: Sequence[Optimizer]) -> Iterat
     for optimizer in optimizers:
         groups = optimizer.param_groups
         tensors += [(f"group{i}.{j}", one) for i, group in enumerate(groups) for j, one in enumerate(group["params"])]
-        tensors += [(f"the optimizer's {key}", one) for state in optimizer.state.values() for key, one in state.items()]
+        states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+        tensors += [(f"the optimizer's {key}", one) for state in states for key, one in state.items()]
     return ((name, one) for name, one in tensors if isinstance(one, torch.Tensor) and one.is_meta)
 
 
