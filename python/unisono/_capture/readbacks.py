@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -55,8 +55,8 @@ _ON_THE_WAY = (
     os.path.join("_capture", "formats.py"),
     __file__,
 )
-#: PyTorch's own code that chooses by values as the user's does: averages of models, checks.
-_CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), *CHECKS)
+#: PyTorch's own code that reads values as the user's does: averages of models, scales of losses, checks.
+_CHOOSES = (os.path.join("torch", "optim", "swa_utils.py"), os.path.join("torch", "amp", "grad_scaler.py"), *CHECKS)
 
 
 class Readbacks(TorchFunctionMode):
@@ -69,13 +69,16 @@ class Readbacks(TorchFunctionMode):
         looked_up: what is looked up at places that are computed.
     """
 
-    def __init__(self, questions: Questions, counting: Counting, settings: Container[int]) -> None:
+    def __init__(
+        self, questions: Questions, counting: Counting, settings: Container[int], twins: Mapping[int, torch.Tensor]
+    ) -> None:
         """Starts with nothing read.
 
         Args:
             questions: answers questions.
             counting: the places that the step counts at.
             settings: the tensors that stand for numbers of the user's, settings of optimizers, by their ``id``.
+            twins: what stands for tensors of the user's, by their ``id``.
         """
         super().__init__()
         self.tensors: list[torch.Tensor] = []
@@ -89,7 +92,7 @@ class Readbacks(TorchFunctionMode):
         self.looked_up = LookedUp()
         #: The functions that have drawn what is read, by its position.
         self._drawn: dict[int, str] = {}
-        self._questions, self.counting, self._settings = questions, counting, settings
+        self._questions, self.counting, self._settings, self._twins = questions, counting, settings, twins
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
@@ -97,8 +100,10 @@ class Readbacks(TorchFunctionMode):
             return self._indexed(func, *args)
         if scalars.is_among(args) or (kwargs and scalars.is_among((*kwargs.values(),))):
             return scalars.beside(self, getattr(func, "__name__", ""), func, args, kwargs or {})
-        if func in _READS and isinstance(args[0], torch.Tensor) and self._stands_for(args[0], func in _OF_NUMBERS):
-            return _READS[func](self, *args, **(kwargs or {}))
+        if func in _READS and isinstance(args[0], torch.Tensor):
+            tensor = self._twins.get(id(args[0]), args[0])
+            if self._stands_for(tensor, func in _OF_NUMBERS):
+                return _READS[func](self, tensor, *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _indexed(self, func: Any, tensor: torch.Tensor, index: Any, *value: Any) -> Any:

@@ -406,7 +406,7 @@ class _Run:
         items = list(zip(self.inputs.inputs, fakes, strict=True))
         scalars = {repr(item.expression): fake for item, fake in items if item.expression is not None}
         counting = self.kept.counting(self._settings, call.leaves, scalars)
-        self.reads = Readbacks(self.questions, counting, self._settings)
+        self.reads = Readbacks(self.questions, counting, self._settings, twins)
         leaves = [
             fakes[position] if position is not None else self._number_or_constant(number, self.inputs.constants[path])
             for number, (position, path) in enumerate(zip(self.inputs.leaves, self.inputs.paths, strict=True))
