@@ -148,11 +148,9 @@ def can_be_fused(group: dict[str, Any], target: Target) -> bool:
     return "fused" in group and group["fused"] is not False and not group.get("differentiable") and supported
 
 
-def is_one_kernel(
-    optimizer: Optimizer, group: dict[str, Any], number: int, of_the_step: Collection[tuple[int, str]], target: Target
-) -> bool:
+def is_one_kernel(group: dict[str, Any], number: int, of_the_step: Collection[tuple[int, str]], target: Target) -> bool:
     """Whether an optimizer's update of a group, by its number, is one kernel: that takes none of the step's for settings."""
-    stood_for = {key for at, key in of_the_step if at == number and key in optimizer.defaults}
+    stood_for = {key for at, key in of_the_step if at == number}
     return can_be_fused(group, target) and stood_for <= {"lr"}
 
 
@@ -199,7 +197,7 @@ def traceable(
                 pairs = zip(own, optimizer.param_groups, strict=True)
                 own = [_without_rate(optimizer, group, tensors) for tensors, group in pairs]
             fused = [
-                is_one_kernel(optimizer, group, first + index, of_the_step, target)
+                is_one_kernel(group, first + index, of_the_step, target)
                 for index, group in enumerate(optimizer.param_groups)
             ]
             stack.enter_context(_on_twins(optimizer, twins, state, own, fused, is_followed=is_followed))

@@ -74,7 +74,7 @@ from unisono._capture.results import result
 from unisono._capture.rewrites import LiveScalars, Rewrites
 from unisono._capture.schedules import Schedules
 from unisono._capture.selection import Selection, Selections
-from unisono._capture.settings import Comparisons, groups_of, is_pytorchs
+from unisono._capture.settings import Comparisons, groups_of, is_pytorchs, settings_of_pytorchs
 from unisono._capture.sized import Sized
 from unisono._capture.sparse import DenseGradients
 from unisono._capture.target import Target
@@ -301,7 +301,8 @@ class _Run:
                 swapped = {name: twins[id(tensor)] for name, tensor in named.items()}
                 stack.enter_context(stateless._reparametrize_module(self.model, swapped, tie_weights=True))
             live = {item.owner: fake for item, fake in items if item.cls == "hyper" and item.owner}
-            of_the_step = {*live, *counted_settings(self.kept.root, self.optimizers, self.kept.counts)}
+            counted = counted_settings(self.kept.root, self.optimizers, self.kept.counts)
+            of_the_step = {*live, *settings_of_pytorchs(self.optimizers, counted)}
             state = self._optimizer_state(items, of_the_step)
             groups = groups_of(self.optimizers)
             numbers_of = ((fake, groups[at].get(key)) for (at, key), fake in live.items())
@@ -491,7 +492,7 @@ class _Run:
         widened = {
             id(p)
             for number, (one, group) in groups
-            if is_pytorchs(one) and not is_one_kernel(one, group, number, of_the_step, target)
+            if is_pytorchs(one) and not is_one_kernel(group, number, of_the_step, target)
             for p in group["params"]
         }
         for item, fake in items:
