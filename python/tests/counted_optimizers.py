@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import choosing_optimizers
 import holding_optimizers
 import steps
 import torch
@@ -168,20 +169,24 @@ def damped(parameters: Any) -> optim.Optimizer:
     return optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)
 
 
-KINDS: dict[str, Callable[[Any], optim.Optimizer]] = {
-    kind.__name__: kind
-    for kind in (
-        Counted,
-        CountedFromZero,
-        CountedFromTheBeginning,
-        CountedByItself,
-        CountedInState,
-        Scheduled,
-        Estimated,
-        FromTheFirst,
-        damped,
-    )
-} | holding_optimizers.KINDS
+KINDS: dict[str, Callable[[Any], optim.Optimizer]] = (
+    {
+        kind.__name__: kind
+        for kind in (
+            Counted,
+            CountedFromZero,
+            CountedFromTheBeginning,
+            CountedByItself,
+            CountedInState,
+            Scheduled,
+            Estimated,
+            FromTheFirst,
+            damped,
+        )
+    }
+    | holding_optimizers.KINDS
+    | choosing_optimizers.KINDS
+)
 
 
 #: Those that are saved and loaded.

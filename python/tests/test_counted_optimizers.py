@@ -6,12 +6,13 @@ import eager
 import pytest
 import steps
 import torch
+from choosing_optimizers import Counts
 from counted_optimizers import KINDS, RESUMED, FromTheFirst, damped, differences, resumed, skipped, training
 from launch import found_by_ranks
 from torch import nn
 
 import unisono
-from unisono.errors import UnsupportedError
+from unisono.errors import StepError, UnsupportedError
 
 
 def require_alike(found):
@@ -53,6 +54,7 @@ def test_counts_go_on_from_a_state_that_is_loaded(kind, tmp_path, monkeypatch):
         "damped",
         "InDictionaries",
         "InObjects",
+        "ByItsNorm",
     ],
 )
 def test_an_update_that_a_scaler_leaves_out_is_not_counted(kind, tmp_path, monkeypatch):
@@ -80,6 +82,20 @@ def test_a_graph_for_all_steps_is_refused_where_the_first_is_another_one(kind):
     with pytest.raises(UnsupportedError, match="first step of") as caught:
         unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),))
     assert caught.value.code == "U0110"
+
+
+def test_more_choices_than_three_are_refused_where_a_function_does_more_than_to_compute_with_its_arguments():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = Counts(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(StepError, match="more than three times") as caught:
+        unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),))
+    assert caught.value.code == "U0101" and "choosing_optimizers.py" in caught.value.place
 
 
 def test_what_a_first_step_counts_for_its_state_is_not_counted(tmp_path, monkeypatch):

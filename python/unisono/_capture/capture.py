@@ -29,6 +29,7 @@ from unisono._capture.followed import plain
 from unisono._capture.forks import MOST_QUESTIONS, Way, merged
 from unisono._capture.given import Given
 from unisono._capture.guards import Choices, EndedError
+from unisono._capture.helpers import AskedWithin, Choosing
 from unisono._capture.inputs import StepInputs, collect
 from unisono._capture.kept import Kept
 from unisono._capture.kernels import target_of
@@ -363,14 +364,14 @@ def _traced(asked: _Asked, *, anew: _Anew | None = None, changed: dict[Path, str
     call are known where it cannot be captured otherwise.
     """
     given = Given(asked.call.values if asked.looks_first else None)
-    compiling, orders = Compiling(given), Orders()
+    compiling, orders, choosing = Compiling(given), Orders(), Choosing()
     first: Exception | None = None
     while True:
         seen = None if changed is None else dict[Path, str]()
         compiling.told_of_none = None
         try:
-            found = _traced_as_told(asked, anew, compiling, given, orders, seen)
-        except Reordered:
+            found = _traced_as_told(asked, anew, compiling, given, orders, choosing, seen)
+        except (Reordered, AskedWithin):
             continue
         except Exception as error:
             by_values = isinstance(error, StepError) and error.code == "U0101"
@@ -405,6 +406,7 @@ def _traced_as_told(
     compiling: Compiling,
     given: Given,
     orders: Orders,
+    choosing: Choosing,
     changed: dict[Path, str] | None,
 ) -> _Found:
     train_step, model, optimizers, call, keep_gradients, live, device, accumulates, varying, looks_first, counted = (
@@ -414,7 +416,7 @@ def _traced_as_told(
     if anew is not None:
         premises.scalars, premises.most = [*anew.scalars], anew.most
     kept = Kept(train_step, model, optimizers, keep_gradients=keep_gradients, premises=premises, compiling=compiling)
-    kept.orders = orders
+    kept.orders, kept.choosing = orders, choosing
     first = {(at, FIRST) for at, group in enumerate(groups_of(optimizers)) if looks_first and FIRST in group}
     if looks_first:
         owned = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]

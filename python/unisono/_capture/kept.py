@@ -26,6 +26,7 @@ from unisono._capture.beside import refill
 from unisono._capture.compiling import Compiling
 from unisono._capture.counting import CannotCount, Counting, Counts, is_known_later, numbers_in
 from unisono._capture.guards import Guards
+from unisono._capture.helpers import Choosing
 from unisono._capture.known import follows_from_constants
 from unisono._capture.number import Number
 from unisono._capture.orders import Orders
@@ -61,6 +62,7 @@ class Kept:
         premises: what the step chooses by that is there before it.
         compiling: what code is told that asks whether a compiler runs it.
         orders: what lies in memory otherwise than in eager PyTorch.
+        choosing: functions that optimizers call, whose own choices are known.
     """
 
     train_step: Callable[..., Any]
@@ -83,6 +85,7 @@ class Kept:
     premises: Premises = field(default_factory=Premises)
     compiling: Compiling = field(default_factory=Compiling)
     orders: Orders = field(default_factory=Orders)
+    choosing: Choosing = field(default_factory=Choosing)
 
     def __post_init__(self) -> None:
         """Notes how everything is before the step is traced."""

@@ -33,6 +33,7 @@ from unisono._capture.expressions import Expression, places_in, values_in
 from unisono._capture.followed import FollowedNumber
 from unisono._capture.forks import Questions
 from unisono._capture.guards import CHECKS
+from unisono._capture.helpers import Choosing
 from unisono._capture.kinds import Kind, TypeOf
 from unisono._capture.known import certain, follows_from_constants
 from unisono._capture.looked_up import LookedUp, is_a_place
@@ -70,7 +71,12 @@ class Readbacks(TorchFunctionMode):
     """
 
     def __init__(
-        self, questions: Questions, counting: Counting, settings: Container[int], twins: Mapping[int, torch.Tensor]
+        self,
+        questions: Questions,
+        counting: Counting,
+        settings: Container[int],
+        twins: Mapping[int, torch.Tensor],
+        choosing: Choosing,
     ) -> None:
         """Starts with nothing read.
 
@@ -79,6 +85,7 @@ class Readbacks(TorchFunctionMode):
             counting: the places that the step counts at.
             settings: the tensors that stand for numbers of the user's, settings of optimizers, by their ``id``.
             twins: what stands for tensors of the user's, by their ``id``.
+            choosing: functions that have their own questions answered.
         """
         super().__init__()
         self.tensors: list[torch.Tensor] = []
@@ -93,6 +100,7 @@ class Readbacks(TorchFunctionMode):
         #: The functions that have drawn what is read, by its position.
         self._drawn: dict[int, str] = {}
         self._questions, self.counting, self._settings, self._twins = questions, counting, settings, twins
+        self._choosing = choosing
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one function, or notes what is read."""
@@ -128,7 +136,8 @@ class Readbacks(TorchFunctionMode):
         row = self._row_of(value, chooses=True) if known is None else None
         if row is not None:
             return self.counting.granted(["given", "number", row], as_truth=True)
-        return self._questions.decide(value, user_line()) if known is None else known
+        within = self._choosing.answer(value) if known is None else known
+        return self._questions.decide(value, user_line()) if within is None else within
 
     def tensor_of(self, expression: Expression) -> torch.Tensor:
         """What an expression gives, as a tensor."""

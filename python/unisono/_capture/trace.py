@@ -29,6 +29,7 @@ from unisono._capture import (
     assignment,
     drawn,
     formats,
+    helpers,
     hooks,
     iterators,
     kernels,
@@ -407,7 +408,7 @@ class _Run:
         items = list(zip(self.inputs.inputs, fakes, strict=True))
         scalars = {repr(item.expression): fake for item, fake in items if item.expression is not None}
         counting = self.kept.counting(self._settings, call.leaves, scalars)
-        self.reads = Readbacks(self.questions, counting, self._settings, twins)
+        self.reads = Readbacks(self.questions, counting, self._settings, twins, self.kept.choosing)
         leaves = [
             fakes[position] if position is not None else self._number_or_constant(number, self.inputs.constants[path])
             for number, (position, path) in enumerate(zip(self.inputs.leaves, self.inputs.paths, strict=True))
@@ -445,7 +446,11 @@ class _Run:
             drawn.standing_in(self.kept.functions(), self.model, self.generators, self.kept.premises.given, self.reads),
             self.reads.around(self.kept.functions()),
             iterators.refused(self.kept.functions(), self.kept.walk.holders),
-            _modes(assignment.standing_in(), packed.standing_in(self.kept.functions(), self.reads)),
+            _modes(
+                assignment.standing_in(),
+                packed.standing_in(self.kept.functions(), self.reads),
+                helpers.standing_in(self.optimizers, self.reads, self.kept.choosing),
+            ),
             self._clocks(),
         ):
             self.kept.count(self.reads)
