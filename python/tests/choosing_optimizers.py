@@ -88,4 +88,30 @@ class Counts(optim.Optimizer):
                 p.sub_(self.scaled(p.grad), alpha=group["lr"])
 
 
-KINDS = {kind.__name__: kind for kind in (Projected, ByItsNorm)}
+class ByLists(optim.Optimizer):
+    """Operations on lists of tensors where its groups allow them, as they do by default; one by one it would choose for each parameter."""
+
+    def __init__(self, parameters: Any, lr: float = 0.05) -> None:
+        super().__init__(parameters, {"lr": lr, "foreach": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            parameters, gradients = group["params"], [p.grad for p in group["params"]]
+            for p in parameters:
+                if not self.state[p]:
+                    self.state[p]["square"] = torch.zeros_like(p)
+            squares = [self.state[p]["square"] for p in parameters]
+            torch._foreach_mul_(squares, 0.9)
+            if group["foreach"] is False:
+                for square, gradient in zip(squares, gradients, strict=True):
+                    square.add_(gradient.square() if gradient.norm() > 0 else gradient)
+            else:
+                torch._foreach_addcmul_(squares, gradients, gradients, 0.1)
+            roots = torch._foreach_maximum(torch._foreach_pow(squares, 0.5), 1e-3)
+            torch._foreach_minimum_(roots, 10.0)
+            torch._foreach_clamp_min_(roots, 2e-3)
+            torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+
+
+KINDS = {kind.__name__: kind for kind in (Projected, ByItsNorm, ByLists)}

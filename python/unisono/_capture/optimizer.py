@@ -232,7 +232,7 @@ def _on_twins(
         settings.put(group, live[index])
         if "fused" in group:
             group["fused"] = fused[index]
-        if "foreach" in group:
+        if "foreach" in group and settings.is_pytorchs(optimizer):
             group["foreach"] = False
         if "capturable" in group and settings.is_pytorchs(optimizer):
             group["capturable"] = True

@@ -204,19 +204,33 @@ def _one_at_a_time(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     count = len(args[0])
     lists = [list(arg) if isinstance(arg, list | tuple) and len(arg) == count else [arg] * count for arg in args]
-    results = [single(*each, **kwargs) for each in zip(*lists, strict=True)]
+    # Factors stand in the order of a list operation's arguments, and have names in those of one tensor.
+    plain = [one for one in single._schema.arguments if not one.kwarg_only]
+    names = [one.name for one in single._schema.arguments if one.kwarg_only][: max(0, len(lists) - len(plain))]
+    calls = (
+        (each[: len(plain)], dict(zip(names, each[len(plain) :], strict=True))) for each in zip(*lists, strict=True)
+    )
+    results = [single(*each, **kwargs, **named) for each, named in calls]
     return results if func._schema.returns else None
+
+
+#: What is of one tensor and a number by another name.
+_WITH_NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}
 
 
 def _single_operation(name: str, overload: str) -> Any:
     """The operation on one tensor that ``_foreach_<name>.<overload>`` applies to each, or ``None``."""
     if name in ("norm", "powsum"):
         return torch.ops.aten.linalg_vector_norm.default if name == "norm" else None
+    if name.rstrip("_") in _WITH_NUMBERS and overload in ("Scalar", "ScalarList"):
+        return getattr(torch.ops.aten, name.replace(name.rstrip("_"), _WITH_NUMBERS[name.rstrip("_")])).default
     packet = getattr(torch.ops.aten, name, None)
     if packet is None:
         return None
     wanted = {"List": "Tensor", "ScalarList": "Scalar", "ScalarAndTensor": "Scalar"}.get(overload, overload)
-    for candidate in (wanted, f"Tensor_{wanted}", "Tensor", "default"):
+    # `pow.Scalar` takes the number first.
+    first = (wanted, f"Tensor_{wanted}") if overload == "ScalarAndTensor" else (f"Tensor_{wanted}", wanted)
+    for candidate in (*first, "default", "Tensor") if wanted == "Scalar" else (*first, "Tensor", "default"):
         if candidate in packet.overloads():
             return getattr(packet, candidate)
     return None

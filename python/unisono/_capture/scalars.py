@@ -282,7 +282,10 @@ def _of_each(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     args = (*args, *(one for key, one in kwargs.items() if key == "scalar"))
     kwargs = {key: one for key, one in kwargs.items() if key != "scalar"}
     each = [[one[at] if type(one) in (list, tuple) else one for one in args] for at in range(len(args[0]))]
-    made = tuple(getattr(torch.Tensor, own)(*one, **kwargs) for one in each)
+    # Factors stand in the order of a list operation's arguments, and have a name in those of one tensor.
+    named = [({"value": one[3]} if plain in ("addcmul", "addcdiv") and len(one) > 3 else {}) for one in each]
+    pairs = zip(each, named, strict=True)
+    made = tuple(getattr(torch.Tensor, own)(*one[: 3 if factor else None], **kwargs, **factor) for one, factor in pairs)
     return None if own.endswith("_") else made
 
 
