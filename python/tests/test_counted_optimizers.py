@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+
 import eager
 import pytest
 import steps
@@ -96,6 +98,31 @@ def test_more_choices_than_three_are_refused_where_a_function_does_more_than_to_
     with pytest.raises(StepError, match="more than three times") as caught:
         unisono.capture(step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),))
     assert caught.value.code == "U0101" and "choosing_optimizers.py" in caught.value.place
+
+
+def test_other_tensors_in_a_container_are_refused_where_a_scaler_may_skip_the_update(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StepError, match="puts other tensors into containers") as caught:
+        skipped("InLists")
+    assert caught.value.code == "U0103" and "counted_optimizers.py" in caught.value.place
+
+
+def test_what_an_optimizer_keeps_beside_its_parameters_is_refused_by_the_line_that_calls_it():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state["total"] = 0  # pyright: ignore[reportArgumentType]
+
+    def step(x):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()  # here
+
+    with pytest.raises(UnsupportedError, match="keeps `total` in its state") as caught:
+        unisono.parallelize(
+            step, model=model, optimizer=optimizer, example=(torch.ones(4, 3),), cluster=steps.SLOW_LINKS
+        )
+    file, _, number = str(caught.value.place).rpartition(":")
+    assert caught.value.code == "U0111" and "# here" in linecache.getline(file, int(number))
 
 
 def test_what_a_first_step_counts_for_its_state_is_not_counted(tmp_path, monkeypatch):
