@@ -85,14 +85,14 @@ impl Kept<'_> {
     }
 
     fn block(&self, index: usize, phase: &Phase) -> Block {
-        let mut row = self.steps();
+        let mut row = self.steps(false);
         for value in &phase.row {
             let made = row.value(*value);
             if let Some(number) = self.number[value.0 as usize].filter(|_| self.is_needed(*value)) {
                 row.outputs.push((Output::Row(number), made));
             }
         }
-        let mut points = self.steps();
+        let mut points = self.steps(phase.loops());
         for value in &phase.points {
             let kept = self.points.iter().position(|(kept, _)| kept == value);
             match kept.map(|position| (position as u32, self.points[position].1)) {
@@ -139,16 +139,22 @@ impl Kept<'_> {
     }
 
     fn stores(&self, stores: &[Store]) -> Steps {
-        let mut steps = self.steps();
+        let mut steps = self.steps(false);
         for store in stores {
             steps.store(*store);
         }
         steps.finish()
     }
 
-    fn steps(&self) -> BlockSteps<'_> {
+    /// The steps of a block, which may be those of a loop: there divisions wait for one another.
+    fn steps(&self, loops: bool) -> BlockSteps<'_> {
         let values = vec![None; self.kernel.body.len()];
-        BlockSteps { kept: self, maker: Maker::new(self.scales), values, outputs: Vec::new() }
+        BlockSteps {
+            kept: self,
+            maker: Maker::new(self.scales, self.scales && loops),
+            values,
+            outputs: Vec::new(),
+        }
     }
 }
 

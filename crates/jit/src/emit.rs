@@ -226,6 +226,20 @@ impl Emitter<'_> {
         Ok(())
     }
 
+    /// A jump ahead; where it [lands](Self::land) is said later.
+    fn jump(&mut self, code: Code) -> Result<u64, IcedError> {
+        self.put(Instruction::with_branch(code, self.length))?;
+        Ok(self.length)
+    }
+
+    /// The jump that ends at `from` leads to here: its distance is its last four bytes.
+    fn land(&mut self, from: u64) {
+        let distance = (self.length - from) as u32;
+        let mut buffer = self.encoder.take_buffer();
+        buffer[from as usize - 4..from as usize].copy_from_slice(&distance.to_le_bytes());
+        self.encoder.set_buffer(buffer);
+    }
+
     fn function(&mut self, blocks: &Blocks, parts: &[(Actions, Loop)], end: &Actions, rest: usize) -> Done {
         for register in KEPT {
             self.put(Instruction::with1(Code::Push_r64, register))?;

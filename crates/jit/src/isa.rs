@@ -44,6 +44,8 @@ pub(crate) struct Isa {
     pub(crate) add_first: Code,
     /// `a * b + c` into `a`, `a * c + b` into `a`, `b * c + a` into `a`.
     pub(crate) fma: [Code; 3],
+    /// The same of `c - a * b`.
+    pub(crate) negated_fma: [Code; 3],
 }
 
 pub(crate) static AVX2: Isa = Isa {
@@ -75,6 +77,11 @@ pub(crate) static AVX2: Isa = Isa {
         Code::VEX_Vfmadd132ps_ymm_ymm_ymmm256,
         Code::VEX_Vfmadd231ps_ymm_ymm_ymmm256,
     ],
+    negated_fma: [
+        Code::VEX_Vfnmadd213ps_ymm_ymm_ymmm256,
+        Code::VEX_Vfnmadd132ps_ymm_ymm_ymmm256,
+        Code::VEX_Vfnmadd231ps_ymm_ymm_ymmm256,
+    ],
 };
 
 pub(crate) static AVX512: Isa = Isa {
@@ -105,6 +112,11 @@ pub(crate) static AVX512: Isa = Isa {
         Code::EVEX_Vfmadd213ps_zmm_k1z_zmm_zmmm512b32_er,
         Code::EVEX_Vfmadd132ps_zmm_k1z_zmm_zmmm512b32_er,
         Code::EVEX_Vfmadd231ps_zmm_k1z_zmm_zmmm512b32_er,
+    ],
+    negated_fma: [
+        Code::EVEX_Vfnmadd213ps_zmm_k1z_zmm_zmmm512b32_er,
+        Code::EVEX_Vfnmadd132ps_zmm_k1z_zmm_zmmm512b32_er,
+        Code::EVEX_Vfnmadd231ps_zmm_k1z_zmm_zmmm512b32_er,
     ],
 };
 

@@ -51,11 +51,20 @@ pub(crate) enum Code {
     ShiftRightSigned(u8),
     ShiftLeft(u8),
     Fma,
+    /// Of three: the third less the product of the first two, rounded once.
+    NegatedFma,
+    /// Of four: the first, if no word of the last has its highest bit; else the quotients of the others.
+    Quotient,
     /// A comparison; only [`Select`](Self::Select) takes it, and so no step is made for it.
     Compare(Compare),
     /// Of four: where the first two compare so the third, else the fourth.
     Select(Compare),
 }
+
+/// The least exponent of what is divided by products, and there are 128 of them: none of the products is too small or too large.
+const LEAST_EXPONENT: i32 = -75;
+/// The greatest exponent of what divides, and of its inverse.
+const MOST_EXPONENT: i32 = 20;
 
 /// A step with what it takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -131,13 +140,15 @@ pub(crate) struct Maker {
     known: FxHashMap<Step, V>,
     /// Whether the processor multiplies by powers of two in one instruction.
     scales: bool,
+    /// Whether constants divide by products: several steps that run side by side, where a division keeps others waiting.
+    multiplies: bool,
 }
 
 impl Maker {
-    pub(crate) fn new(scales: bool) -> Self {
+    pub(crate) fn new(scales: bool, multiplies: bool) -> Self {
         // Most blocks have no more, so that nothing is moved while they grow.
         let known = FxHashMap::with_capacity_and_hasher(STEPS, FxBuildHasher);
-        Self { steps: Vec::with_capacity(STEPS), known, scales }
+        Self { steps: Vec::with_capacity(STEPS), known, scales, multiplies }
     }
 
     pub(crate) fn step(&mut self, code: Code, args: &[V]) -> V {
@@ -194,12 +205,38 @@ impl Maker {
         }
     }
 
+    /// `a / b`, to the bit, for a constant with this inverse: a number next to it, by the inverse in two parts, and once more what is left
+    /// over times the inverse, which gives the nearest one (P. Markstein, IBM J. Res. Dev. 34(1), 1990).
+    fn quotient(&mut self, a: V, b: V, [near, rest]: [f32; 2]) -> V {
+        let (near, rest) = (self.number(near), self.number(rest));
+        let small = self.mul(a, rest);
+        let first = self.fma(a, near, small);
+        let left = self.step(Code::NegatedFma, &[first, b, a]);
+        let made = self.fma(left, near, first);
+        // The sign goes; what has none of the exponents, such as 0 and what is infinite, comes to lie above all that do.
+        let (magnitude, least) = (self.add_words(a, a), self.bits(((LEAST_EXPONENT + 127) as u32) << 24));
+        let is_apart = self.sub_words(magnitude, least);
+        self.step(Code::Quotient, &[made, a, b, is_apart])
+    }
+
     /// Two to the power of each word.
     fn power(&mut self, word: V) -> V {
         let bias = self.bits(127);
         let biased = self.add_words(word, bias);
         self.step(Code::ShiftLeft(23), &[biased])
     }
+}
+
+/// The inverse of a constant as the nearest number and the rest, where quotients by it can be had from products: not where it has all bits,
+/// for then the nearest inverse does not always lead to the nearest quotient.
+fn inverse_in_two(bits: u32) -> Option<[f32; 2]> {
+    let (exponent, rest) = ((bits >> 23 & 0xff) as i32 - 127, bits & ((1 << 23) - 1));
+    if !(-MOST_EXPONENT..=MOST_EXPONENT).contains(&exponent) || rest == (1 << 23) - 1 {
+        return None;
+    }
+    let by = f32::from_bits(bits);
+    let near = 1.0 / by;
+    Some([near, (1.0 / f64::from(by) - f64::from(near)) as f32])
 }
 
 /// The bits of what a power of two gives 1 with, where both are normal numbers.
@@ -228,11 +265,14 @@ impl Math for Maker {
     }
     /// A quotient by a power of two is the product with its inverse, to the bit, and sooner there.
     fn div(&mut self, a: V, b: V) -> V {
-        if let Code::Bits(bits) = self.steps[b as usize].code
-            && let Some(inverse) = inverse_of_power(bits)
-        {
-            let inverse = self.bits(inverse);
-            return self.mul(a, inverse);
+        if let Code::Bits(bits) = self.steps[b as usize].code {
+            if let Some(inverse) = inverse_of_power(bits) {
+                let inverse = self.bits(inverse);
+                return self.mul(a, inverse);
+            }
+            if let Some(inverse) = inverse_in_two(bits).filter(|_| self.multiplies) {
+                return self.quotient(a, b, inverse);
+            }
         }
         self.step(Code::Div, &[a, b])
     }

@@ -38,7 +38,9 @@ pub(crate) fn has_avx2() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -133,6 +133,47 @@ fn machine_code_gives_the_bits_of_the_interpreter() {
 }
 
 #[test]
+fn quotients_by_constants_are_the_nearest_numbers() {
+    use loops::{Access, Binary, Builder};
+    let mut random = Random::new(7);
+    let bits = |random: &mut Random| (random.below(1 << 16) << 16 | random.below(1 << 16)) as u32;
+    // Mantissas of few ones and few zeros, all exponents, and numbers that no exponent says.
+    let odd = [0, 1, 2, 0x7f_ffff, 0x7f_fffe, 0x40_0000, 0x3f_ffff, 0x2a_aaaa, 0x55_5555];
+    let mut numbers: Vec<u32> = (0..512_u32).flat_map(|power| odd.map(|rest| power << 23 | rest)).collect();
+    numbers.extend((0..20_000).map(|_| bits(&mut random)));
+    let within = |random: &mut Random| (107 + random.below(41) as u32) << 23 | bits(random) & 0x807f_ffff;
+    let mut by: Vec<u32> = (0..120).map(|_| within(&mut random)).collect();
+    by.extend(odd.map(|rest| 127 << 23 | rest));
+    by.extend([0, f32::INFINITY.to_bits(), f32::NAN.to_bits(), 1, 90 << 23 | 1, 160 << 23 | 1]);
+    for by in by {
+        let mut builder = Builder::default();
+        let [from, to] = [Access::Read, Access::Write].map(|how| builder.operand(how, Element::F32, vec![1]));
+        let (a, b) = (builder.load(from), builder.constant(f32::from_bits(by)));
+        let quotient = builder.binary(Binary::Div, a, b);
+        builder.store(to, quotient);
+        let kernel = builder.finish(vec![numbers.len() as i64]);
+        for tier in Tier::all() {
+            let module = Module::with_tier(std::slice::from_ref(&kernel), tier).unwrap();
+            let given: Vec<Cell<f32>> = numbers.iter().map(|bits| Cell::new(f32::from_bits(*bits))).collect();
+            let made = vec![Cell::new(0.0_f32); numbers.len()];
+            module.run(0, &[Memory::F32(&given), Memory::F32(&made)]).unwrap();
+            for (a, made) in given.iter().zip(&made) {
+                let nearest = a.get() / f32::from_bits(by);
+                let same =
+                    made.get().to_bits() == nearest.to_bits() || made.get().is_nan() && nearest.is_nan();
+                assert!(
+                    same,
+                    "{:?} / {:?} is {:?}, not {nearest:?} ({tier:?})",
+                    a.get(),
+                    f32::from_bits(by),
+                    made.get()
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_kernel_with_more_values_than_registers_keeps_them_on_the_stack() {
     use loops::{Access, Binary, Builder, Unary};
     let mut builder = Builder::default();

@@ -58,7 +58,9 @@ impl Emitter<'_> {
             (Step::ShiftRight(bits), [a]) => self.shift(self.isa.shift_right, to, *a, bits),
             (Step::ShiftRightSigned(bits), [a]) => self.shift(self.isa.shift_right_signed, to, *a, bits),
             (Step::ShiftLeft(bits), [a]) => self.shift(self.isa.shift_left, to, *a, bits),
-            (Step::Fma, [a, b, c]) => self.fma(to, *a, *b, *c),
+            (Step::Fma, [a, b, c]) => self.fma(self.isa.fma, to, [*a, *b, *c]),
+            (Step::NegatedFma, [a, b, c]) => self.fma(self.isa.negated_fma, to, [*a, *b, *c]),
+            (Step::Quotient, [made, a, b, is_apart]) => self.quotient(to, [*made, *a, *b], *is_apart),
             (Step::Select(compare), [a, b, yes, no]) => self.select(compare, to, [*a, *b], *yes, *no),
             (_, [a, b]) => {
                 let (code, commutes) = self.isa.binary(code).expect("all other steps take two values");
@@ -98,9 +100,9 @@ impl Emitter<'_> {
         self.put(made)
     }
 
-    /// `a * b + c`. The instructions overwrite one of the three, which may be `to` itself.
-    pub(super) fn fma(&mut self, to: Register, a: Place, b: Place, c: Place) -> Done {
-        let [product_into_a, product_with_last, sum_into] = self.isa.fma;
+    /// `a * b + c`, or as the codes have it. The instructions overwrite one of the three, which may be `to` itself.
+    pub(super) fn fma(&mut self, codes: [Code; 3], to: Register, [a, b, c]: [Place; 3]) -> Done {
+        let [product_into_a, product_with_last, sum_into] = codes;
         let is_to = |this: &Self, place: Place| matches!(place, Place::Register(r) if this.vector(r) == to);
         let scratch = self.scratch();
         if a.is_memory() && !b.is_memory() && !is_to(self, b) && !is_to(self, c) {
@@ -121,6 +123,24 @@ impl Emitter<'_> {
         }
         let b = self.in_register(b, scratch)?;
         self.three(product_into_a, to, b, c)
+    }
+
+    /// `made`, or `a / b` where a number is apart. Most vectors jump over the division.
+    fn quotient(&mut self, to: Register, [made, a, b]: [Place; 3], is_apart: Place) -> Done {
+        let scratch = self.scratch();
+        let is_apart = self.in_register(is_apart, scratch)?;
+        self.put(Instruction::with2(Code::EVEX_Vpmovd2m_kr_zmm, Register::K1, is_apart))?;
+        self.put(Instruction::with2(Code::VEX_Kortestw_kr_kr, Register::K1, Register::K1))?;
+        let (divide, _) = self.isa.binary(Step::Div).expect("it is of two values");
+        // `to` may be where `a` lies, so that it is written last on either way.
+        let to_made = self.jump(Code::Je_rel32_64)?;
+        let a = self.in_register(a, scratch)?;
+        self.three(divide, to, a, b)?;
+        let to_end = self.jump(Code::Jmp_rel32_64)?;
+        self.land(to_made);
+        self.load(to, made)?;
+        self.land(to_end);
+        Ok(())
     }
 
     pub(super) fn select(
