@@ -21,7 +21,7 @@ import torch.fx
 from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from unisono import _choice, _devices, _joint, _native
+from unisono import _choice, _devices, _islands, _joint, _native
 from unisono._arguments import Fuse, require_fuse, require_match_eager
 from unisono._capture.inputs import StepInput, StepInputs
 from unisono._capture.places import Origin, is_the_users
@@ -103,9 +103,13 @@ def backend(
         )
     chosen = Options(**(options or {}))
     again = chosen.partition == "min_cut"
+    #: Where there is a joint graph, the sizes that it is given.
+    known: set[Any] | None = None
 
     def compiler(graph: torch.fx.GraphModule, _examples: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        compiled = _Compiled(graph, chosen)
+        given = _islands.sizes_of_inputs(graph) if known is None else known
+        stages = _islands.staged(graph, lambda part: _Compiled(part, chosen), given)
+        compiled = stages or _Compiled(graph, chosen)
 
         def call(arguments: list[Any]) -> Any:
             return compiled(arguments)
@@ -116,6 +120,8 @@ def backend(
     def partition(
         joint: torch.fx.GraphModule, *given: Any, num_fwd_outputs: int, **settings: Any
     ) -> tuple[torch.fx.GraphModule, ...]:
+        nonlocal known
+        known = _islands.sizes_of_inputs(joint)
         if chosen.fuse and again and not chosen.match_eager:
             _joint.rewrite(joint)
         split: Any = min_cut_rematerialization_partition if again else default_partition
