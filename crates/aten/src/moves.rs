@@ -21,4 +21,8 @@ pub enum Moves {
     LookUp,
     /// Rows that are added up at their positions in a table, but for those at one: `(rows, positions, count, position without, whether scaled)`.
     AddUp,
+    /// What a tensor has at positions along dimensions: `(tensor, positions by dimension)`.
+    Choose,
+    /// A tensor with others added at such positions, where it is said that they are added: `(tensor, positions by dimension, others, whether added)`.
+    AddAt,
 }

@@ -7,7 +7,7 @@ use loops::attention::{Attention, Backward, FEATURES, Given, Heads, Made};
 use smallvec::SmallVec;
 use torch_sys::{Arg, Cells, Dtype, Elements, Failure, Output, Schema, Slot, Slots, Tensor};
 
-use crate::{ProgramSpec, Shape, moves::side_by_side};
+use crate::{ProgramSpec, Shape, copies::side_by_side};
 
 /// The most pairs of a query and a key that it sees, for each head: PyTorch's blocks are as fast where there are more.
 const PAIRS: usize = 48 * 48;

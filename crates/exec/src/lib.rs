@@ -6,6 +6,7 @@
 mod attention;
 mod buffers;
 mod collectives;
+mod copies;
 mod device_kernels;
 mod device_random;
 mod effects;
@@ -20,6 +21,7 @@ mod live;
 mod lower;
 mod moves;
 mod numbers;
+mod positions;
 mod program;
 mod random;
 mod record;

@@ -11,8 +11,9 @@ use torch_sys::{Arg, Cells, Dtype, Elements, Failure, Output, Schema, Slot, Slot
 
 use crate::{
     Shape,
+    copies::{copy_back, side_by_side},
     kernels::failed,
-    moves::{copy_back, is_dense, side_by_side},
+    moves::is_dense,
 };
 
 /// The most elements of a tensor of a list: of more, PyTorch shares the work among threads.

@@ -1,12 +1,14 @@
 //! Operations that only move elements: where these are few, a call of PyTorch's takes longer than what it does.
 
-use std::{borrow::Cow, cell::Cell};
-
 use aten::{Fill, Moves};
 use smallvec::SmallVec;
 use torch_sys::{Arg, Cells, Dtype, Elements, Failure, Output, Schema, Slot, Slots, Tensor};
 
-use crate::Shape;
+use crate::{
+    Shape,
+    copies::{Dim, copy, dims, other_types, side_by_side, whole_numbers},
+    positions::{add_at, choose},
+};
 
 /// The most elements that are moved without PyTorch, which has threads for more.
 const FEW: i64 = 1 << 16;
@@ -36,6 +38,10 @@ enum Move {
     Rows { table: Slot, at: Slot },
     /// A table of rows that are added up at their positions, but for those at one that counts for nothing.
     Added { rows: Slot, at: Slot, without: i64 },
+    /// What a tensor has at positions along a dimension.
+    Chosen { from: Slot, dim: usize, at: Slot },
+    /// Tensors that are added to what is there at their positions along a dimension.
+    AddedAt { others: Slot, dim: usize, at: Slot },
 }
 
 /// A number of an element type.
@@ -67,6 +73,7 @@ impl MoveCall {
         let (target, made) = match (outputs, args.last()) {
             ([Output::Tensor(target)], _) => (*target, Some(shape_of(*target)?.clone())),
             ([Output::Ignored], Some(Arg::Tensor(target))) if schema.overload == "out" => (*target, None),
+            ([Output::Ignored], _) => (args.first()?.slots().next()?, None),
             _ => return None,
         };
         let result = shape_of(target)?;
@@ -81,7 +88,13 @@ impl MoveCall {
         let whole = |slot: &Slot| shape_of(*slot).is_some_and(|shape| shape.dtype == Dtype::Int64);
         // Arguments that are truth values ask for memory that devices reach.
         let is_plain = !args.contains(&Arg::Bool(true));
-        let row = aten::row(&schema.name)?;
+        let name = schema.full_name();
+        let writes_over = made.is_none() && schema.overload != "out";
+        let row = if writes_over {
+            aten::row_in_place(&name).filter(|row| row.moves == Some(Moves::AddAt))?
+        } else {
+            aten::row(&schema.name).or_else(|| aten::row(&name))?
+        };
         let what = match (row.fills, row.moves, args) {
             (Some(Fill::Nothing), ..) if is_plain && made.is_some() => Move::Nothing,
             (Some(Fill::Number(0)), ..) if is_plain && made.is_some() => Move::Number(Number::Float(0.0)),
@@ -128,6 +141,22 @@ impl MoveCall {
                 && is_few(shape_of(*rows)?) =>
             {
                 Move::Added { rows: *rows, at: *at, without: *without }
+            }
+            (_, Some(Moves::Choose), [Arg::Tensor(from), at]) if alike(from) => {
+                let (dim, at) = along(at).filter(|(_, at)| whole(at))?;
+                Move::Chosen { from: *from, dim, at }
+            }
+            (_, Some(Moves::AddAt), [_, at, Arg::Tensor(others), Arg::Bool(true)])
+                if writes_over && alike(others) && result.dtype == Dtype::Float32 =>
+            {
+                let (dim, at) = along(at).filter(|(_, at)| whole(at))?;
+                // Others of fewer dimensions or sizes are for several positions each.
+                let (mut sizes, at_sizes) = (result.sizes.clone(), &shape_of(at)?.sizes);
+                sizes.splice(dim..=dim, at_sizes.iter().copied());
+                if at_sizes.len() != 1 || shape_of(*others)?.sizes != sizes {
+                    return None;
+                }
+                Move::AddedAt { others: *others, dim, at }
             }
             _ => return None,
         };
@@ -183,6 +212,12 @@ impl MoveCall {
             Move::Added { rows, at, without } => {
                 added(&slots.elements(*rows)?, &slots.elements(*at)?, *without, &to)
             }
+            Move::Chosen { from, dim, at } => {
+                choose(&slots.elements(*from)?, *dim, &slots.elements(*at)?, &to)
+            }
+            Move::AddedAt { others, dim, at } => {
+                add_at(&slots.elements(*others)?, *dim, &slots.elements(*at)?, &to)
+            }
         }
     }
 }
@@ -209,6 +244,18 @@ pub(crate) fn is_dense(sizes: &[i64], strides: &[i64]) -> bool {
 fn position(dim: i64, dims: usize) -> Option<usize> {
     let position = if dim < 0 { dim + dims as i64 } else { dim };
     usize::try_from(position).ok().filter(|position| *position < dims)
+}
+
+/// The one dimension that has positions, if it is one, and these.
+fn along(at: &Arg) -> Option<(usize, Slot)> {
+    let slots: SmallVec<[Option<Slot>; 6]> = match at {
+        Arg::Tensors(slots) => slots.iter().copied().map(Some).collect(),
+        Arg::OptionalTensors(slots) => slots.iter().copied().collect(),
+        _ => return None,
+    };
+    let mut found = slots.iter().enumerate().filter_map(|(dim, at)| Some((dim, (*at)?)));
+    let one = found.next()?;
+    found.next().is_none().then_some(one)
 }
 
 /// How much stands before each dimension; `pad` has both sides of each, the last dimension first. None where it takes away.
@@ -248,28 +295,6 @@ fn fill(to: Cells<'_>, value: Number) -> Done {
     Ok(())
 }
 
-/// A dimension of what is copied: how many elements, and how far apart they lie here and there.
-struct Dim {
-    count: usize,
-    from: usize,
-    to: usize,
-}
-
-/// The dimensions, of which those that go on in each other are one.
-fn dims(sizes: &[i64], from: &[i64], to: &[i64]) -> SmallVec<[Dim; 6]> {
-    let mut dims: SmallVec<[Dim; 6]> = SmallVec::new();
-    for ((size, from), to) in sizes.iter().zip(from).zip(to).filter(|((size, _), _)| **size != 1) {
-        let dim = Dim { count: *size as usize, from: *from as usize, to: *to as usize };
-        match dims.last_mut() {
-            Some(outer) if outer.from == dim.count * dim.from && outer.to == dim.count * dim.to => {
-                *outer = Dim { count: outer.count * dim.count, ..dim };
-            }
-            _ => dims.push(dim),
-        }
-    }
-    dims
-}
-
 /// Copies all of a tensor to elements that begin so far behind the first one and have these strides.
 fn copy_into(from: &Elements<'_>, to: &Elements<'_>, start: usize, strides: &[i64]) -> Done {
     if from.sizes.contains(&0) {
@@ -303,56 +328,6 @@ fn copy_by(from: Cells<'_>, to: Cells<'_>, start: usize, dims: &[Dim]) -> Done {
         _ => return Err(other_types()),
     }
     Ok(())
-}
-
-fn copy<T: Copy>(from: &[Cell<T>], to: &[Cell<T>], dims: &[Dim]) {
-    match dims {
-        [] => to[0].set(from[0].get()),
-        [Dim { count, from: 1, to: 1 }] => copy_side_by_side(&from[..*count], &to[..*count]),
-        [outer, Dim { count, from: 1, to: 1 }] => {
-            for at in 0..outer.count {
-                copy_side_by_side(&from[at * outer.from..][..*count], &to[at * outer.to..][..*count]);
-            }
-        }
-        [one] => (0..one.count).for_each(|at| to[at * one.to].set(from[at * one.from].get())),
-        [outer, inner @ ..] => {
-            (0..outer.count).for_each(|at| copy(&from[at * outer.from..], &to[at * outer.to..], inner));
-        }
-    }
-}
-
-/// Copies as many elements as there are, whole blocks of them at once.
-#[inline(always)]
-fn copy_side_by_side<T: Copy>(from: &[Cell<T>], to: &[Cell<T>]) {
-    const BLOCK: usize = 8;
-    let count = from.len().min(to.len());
-    let mut at = 0;
-    while at + BLOCK <= count {
-        let (Some(from), Some(to)) = (from[at..].first_chunk::<BLOCK>(), to[at..].first_chunk::<BLOCK>())
-        else {
-            break;
-        };
-        // All are read before one is written, so that these are vectors.
-        let mut block = [from[0].get(); BLOCK];
-        for lane in 1..BLOCK {
-            block[lane] = from[lane].get();
-        }
-        for lane in 0..BLOCK {
-            to[lane].set(block[lane]);
-        }
-        at += BLOCK;
-    }
-    while at < count {
-        to[at].set(from[at].get());
-        at += 1;
-    }
-}
-
-/// Copies numbers that lie in order to the elements of a tensor.
-pub(crate) fn copy_back<T: Copy>(from: &[Cell<T>], to: &[Cell<T>], lies: &Elements<'_>) {
-    if !lies.sizes.contains(&0) {
-        copy(from, to, &dims(lies.sizes, &ir::contiguous_strides(lies.sizes), lies.strides));
-    }
 }
 
 fn rows(table: &Elements<'_>, at: &Elements<'_>, to: &Elements<'_>) -> Done {
@@ -394,36 +369,10 @@ fn added(rows: &Elements<'_>, at: &Elements<'_>, without: i64, to: &Elements<'_>
     Ok(())
 }
 
-fn whole_numbers<'a>(elements: &Elements<'a>) -> Result<Cow<'a, [Cell<i64>]>, Failure> {
-    match elements.cells {
-        Cells::Int64(cells) => Ok(side_by_side(cells, elements)),
-        _ => Err(other_types()),
-    }
-}
-
-/// The elements of a tensor in order, one behind the other.
-pub(crate) fn side_by_side<'a, T: Copy + Default>(
-    cells: &'a [Cell<T>],
-    elements: &Elements<'a>,
-) -> Cow<'a, [Cell<T>]> {
-    let strides = ir::contiguous_strides(elements.sizes);
-    let dims = dims(elements.sizes, elements.strides, &strides);
-    if dims.iter().all(|dim| dim.from == dim.to) || elements.sizes.contains(&0) {
-        return Cow::Borrowed(cells);
-    }
-    let count = elements.sizes.iter().product::<i64>() as usize;
-    let made = vec![Cell::new(T::default()); count];
-    copy(cells, &made, &dims);
-    Cow::Owned(made)
-}
-
-#[cold]
-fn other_types() -> Failure {
-    Failure("tensors are of other element types than the step was captured with".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn cells<T: Copy>(numbers: &[T]) -> Vec<Cell<T>> {
@@ -449,17 +398,6 @@ mod tests {
         copy_into(&given, &floats(&to, &[4, 2], &[2, 1]), 2, &[2, 1]).unwrap();
         assert_eq!(read(&to), [9.0, 9.0, 0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
         assert_eq!(read(&side_by_side(&from, &given)), [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]);
-    }
-
-    #[test]
-    fn dimensions_that_go_on_in_each_other_are_one() {
-        let counts = |sizes: &[i64], from: &[i64], to: &[i64]| {
-            dims(sizes, from, to).iter().map(|dim| (dim.count, dim.from, dim.to)).collect::<Vec<_>>()
-        };
-        assert_eq!(counts(&[2, 3, 4], &[12, 4, 1], &[12, 4, 1]), [(24, 1, 1)]);
-        assert_eq!(counts(&[2, 3, 4], &[12, 4, 1], &[24, 4, 1]), [(2, 12, 24), (12, 1, 1)]);
-        assert_eq!(counts(&[2, 1, 4], &[4, 7, 1], &[4, 9, 1]), [(8, 1, 1)]);
-        assert_eq!(counts(&[], &[], &[]), []);
     }
 
     #[test]

@@ -505,6 +505,32 @@ return v5, v7
 }
 
 #[test]
+fn few_elements_that_lie_apart_take_less_than_a_call_with_a_number() {
+    check(
+        r#"
+input v0: f32[4, 8]{1, 4} = batch "x"
+input v1: f32[64, 32]{1, 64} = batch "y"
+
+v3: f32[4, 8] = aten::pow.Tensor_Scalar(v0, 2)
+v4: f32[64, 32] = aten::pow.Tensor_Scalar(v1, 2)
+
+return v3, v4
+"#,
+        &expect![[r#"
+            group [v0] -> [v2] saves 0
+              kernel [4, 8]
+              read a0: f32 {1, 4}
+              write a1: f32 {8, 1}
+              %0 = load a0
+              %1 = mul %0 %0
+              store a1 %1
+            aten::pow.Tensor_Scalar
+            left 1 of aten::pow.Tensor_Scalar: no kernel with it would pay
+        "#]],
+    );
+}
+
+#[test]
 fn halves_of_rows_that_change_places_are_pieces_of_one_kernel() {
     check(
         r#"

@@ -21,6 +21,8 @@ const SHORTEST: usize = 8;
 
 /// About what a processor takes for a call of an operation of PyTorch's on few elements, in nanoseconds.
 const CALL: u64 = 1000;
+/// What it takes more where the operation is given a number of any type, which is passed by text and becomes a tensor.
+const NUMBER: u64 = 4000;
 /// What it takes for an element that lies apart from the next one, which is interpreted.
 const ELEMENT: u64 = 4;
 
@@ -124,7 +126,7 @@ pub fn partition_unless(graph: &Graph, rounding: Rounding, why_not: &WhyNot<'_>)
     // A result whose elements share memory cannot be written by a loop.
     let valid = worth
         .filter_map(|members| Some((members, group(&groups, members)?)))
-        .filter(|(_, group)| pays(group, positions.kind.is_cpu()));
+        .filter(|(_, group)| pays(graph, group, positions.kind.is_cpu()));
     let (mut kept, mut made, mut reasons) = (Vec::new(), Vec::new(), BTreeMap::new());
     for (members, group) in valid {
         if let Some(reason) = why_not(&group) {
@@ -186,11 +188,13 @@ fn is_worth(groups: &Groups<'_>, members: &[usize]) -> bool {
 
 /// Whether a group saves more than it loses: rows that are short cost a call each, and elements that lie apart are read one by one. On a
 /// processor few such elements take less than the calls that a group saves.
-fn pays(group: &Group, on_processor: bool) -> bool {
+fn pays(graph: &Graph, group: &Group, on_processor: bool) -> bool {
     let nest = Nest::of(&group.kernel);
     let is_short = nest.rows() > 1 && nest.inner < SHORTEST;
     let is_apart = nest.inner_strides.iter().any(|stride| *stride > 1);
-    let calls = if on_processor { (group.nodes.len() as u64 - 1) * CALL } else { 0 };
+    let takes_number = |id: &&NodeId| graph.ops[graph.nodes[**id].op].schema.contains("Scalar ");
+    let numbers = group.nodes.iter().filter(takes_number).count() as u64;
+    let calls = if on_processor { (group.nodes.len() as u64 - 1) * CALL + numbers * NUMBER } else { 0 };
     if is_short || is_apart && group.kernel.points() * ELEMENT > calls {
         return false;
     }
