@@ -104,6 +104,8 @@ def any_plan(rng: random.Random, graph: unisono.StepGraph) -> tuple[_native.Plan
         peak = msgpack.unpackb(plan.content())["prediction"]["peak_bytes"]
         settings["memory_limit"] = int(peak * rng.uniform(0.4, 1.0))
         plan = graph.native.plan(cluster, msgpack.packb(settings))
+        taken = msgpack.unpackb(plan.content())["prediction"]["peak_bytes"]
+        assert taken <= settings["memory_limit"], (settings, taken)
     return plan, settings
 
 

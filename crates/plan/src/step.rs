@@ -45,13 +45,53 @@ pub fn plan_telling(
     aten::check(graph)?;
     let cleaned = &cleaned(graph, settings.recompute.is_some())?;
     let asked = Asked { graph, cleaned, cluster, settings, shorter: &OnceCell::new(), telling };
-    let plan = asked.plan(told).map_err(|refused| asked.said_with_host(refused))?;
+    let plan = planned(&asked, told)?;
     if !settings.fuse {
         return Ok(plan);
     }
-    let programs = programs(graph, &plan, None)?;
-    let plan = Plan { kernels: true, narrow: settings.narrow.clone(), ..plan };
-    with_kernels(plan, &programs, cluster, settings.memory_limit(cluster))
+    let fused = |plan: Plan| -> Result<Plan> {
+        let programs = programs(graph, &plan, None)?;
+        let plan = Plan { kernels: true, narrow: settings.narrow.clone(), ..plan };
+        with_kernels(plan, &programs, cluster, settings.memory_limit(cluster))
+    };
+    let Some(limit) = settings.memory_limit(cluster) else { return fused(plan) };
+    let without = plan.prediction.peak_bytes;
+    let mut found = fused(plan)?;
+    // A kernel holds what it reads until all that it makes is there: the search leaves it that much room.
+    let (mut room, most) = (limit, found.prediction.peak_bytes);
+    for _ in 0..WITH_ROOM {
+        let over = found.prediction.peak_bytes.saturating_sub(limit);
+        if over == 0 {
+            return Ok(found);
+        }
+        room = room.saturating_sub(over);
+        let settings = PlanSettings { memory_limit: Some(room), ..settings.clone() };
+        let Ok(plan) = planned(&Asked { settings: &settings, ..asked }, |_| {}) else { break };
+        found = fused(plan)?;
+    }
+    if found.prediction.peak_bytes <= limit {
+        Ok(found)
+    } else {
+        Err(too_small_for_kernels(limit, without, most))
+    }
+}
+
+/// So often a search leaves room for what kernels hold.
+const WITH_ROOM: usize = 3;
+
+fn planned(asked: &Asked<'_>, told: impl FnOnce(&[Candidate])) -> Result<Plan> {
+    asked.plan(told).map_err(|refused| asked.said_with_host(refused))
+}
+
+/// The error of a limit that a plan keeps without kernels, and none with them.
+fn too_small_for_kernels(limit: u64, without: u64, with: u64) -> Box<Diagnostic> {
+    let message = format!("no plan fits into {limit} bytes per rank with kernels");
+    let cause = format!(
+        "without them one takes {without} bytes, with them {with}: what a kernel reads is held until all that it makes is there"
+    );
+    Diagnostic::new(Code::NO_PLAN, message)
+        .because(cause)
+        .hint("do without kernels, use more ranks, a smaller batch, or a higher memory limit")
 }
 
 /// The graph of `rank` under a plan for `graph`, in which all ranks are alike but for the sizes of their parts. On one rank it is the captured graph itself.

@@ -17,7 +17,7 @@ struct Piece {
     /// 0 for the early one, 1 for the late one.
     number: u32,
     /// Which of the two that it holds: the kept one or the received one.
-    piece: usize,
+    held: usize,
     /// Its place in the sequence.
     place: i64,
 }
@@ -31,7 +31,7 @@ impl Ring<'_> {
         let query = of_query.there(out, self.operands[0]);
         let query = self.mirrored(out, query, of_query.positions());
         let queries = of_query.taken::<2>(out, query);
-        let [early, late] = self.pieces().map(|one| self.found_behind(out, queries[one.piece], one));
+        let [early, late] = self.pieces().map(|one| self.found_behind(out, queries[one.held], one));
         self.label(out, "halves of results", 1);
         let found = self.in_place(out, early, late);
         out.origin.label = label;
@@ -43,7 +43,7 @@ impl Ring<'_> {
         let label = out.origin.label;
         let of_key = self.of_result(1);
         let queries = self.mirrored_queries(out);
-        let both = self.pieces().map(|one| self.gradients_behind(out, queries[one.piece], one));
+        let both = self.pieces().map(|one| self.gradients_behind(out, queries[one.held], one));
         let of_pair = out.sum("add", both[0][1], both[1][1]);
         let of_pair = in_type(out, of_pair, self.realised.call.result(1).dtype);
         self.label(out, "halves of gradients", 1);
@@ -62,8 +62,8 @@ impl Ring<'_> {
     fn pieces(&self) -> [Piece; 2] {
         let (place, last) = (self.order.place(), 2 * self.order.ranks - 1);
         [
-            Piece { number: 0, piece: self.order.early(), place: i64::from(place) },
-            Piece { number: 1, piece: self.order.late(), place: i64::from(last - place) },
+            Piece { number: 0, held: self.order.early(), place: i64::from(place) },
+            Piece { number: 1, held: self.order.late(), place: i64::from(last - place) },
         ]
     }
 
