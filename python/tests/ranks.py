@@ -45,11 +45,10 @@ def train(
     assert alike([prints_of(one.issue_order(), mesh) for one in passed], mesh), (
         "ranks would wait for each other for ever"
     )
-    # What runs again is said by its position in the program of the first rank.
-    within = list(mesh.values())[-1]
-    names = [tuple(operators(msgpack.unpackb(one.message())["graph"])) for one in passed]
-    together = {(rank // within, one) for rank, one in enumerate(names)}
-    assert len(together) == ranks // within, "ranks have different operations along the innermost axis"
+    # What runs again is said by its position in the program of the first rank; which collectives are direct, by size.
+    indirect = [one.run_passes(msgpack.packb(asked))[0].message() for one in before]
+    names = [operators(msgpack.unpackb(one)["graph"]) for one in indirect]
+    assert all(one == names[0] for one in names), "ranks have different operations"
     run = [graph.native.without_empty_parts(one) for one in (passed if passes else before)]
     programs = [RankProgram(msgpack.unpackb(one.message())["graph"]) for one in run]
     items, placements = graph.capture.inputs.inputs, content["inputs"]
