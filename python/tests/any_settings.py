@@ -7,10 +7,8 @@ collectives, memory limits. What is planned gives what one device gives; the res
 from __future__ import annotations
 
 import functools
-import math
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +16,10 @@ import msgpack
 import stage_ranks
 import torch
 from machines import machine
-from rank_programs import RankProgram
-from ranks import collective, coordinates, cut, full_tensor, groups_along
+from side_by_side import train
 
 import unisono
-from unisono import _host, _native  # noqa: F401 (the operations of copies)
+from unisono import _native
 from unisono.errors import UnisonoError
 
 #: A machine on which all takes its time, one that is eager to cut, and one that is not; each with a link to the host and without.
@@ -109,128 +106,6 @@ def any_plan(rng: random.Random, graph: unisono.StepGraph) -> tuple[_native.Plan
     return plan, settings
 
 
-class Ranks:
-    """Programs of ranks in one process, each with a generator of its own: collectives on the spot, and what is sent between stages when it
-    is waited for.
-    """
-
-    def __init__(self, programs: Sequence[RankProgram], mesh: dict[str, int], rng: random.Random) -> None:
-        self.programs, self.mesh, self.rng = programs, mesh, rng
-        self.generators = [torch.get_rng_state() for _ in programs]
-        self.where = [coordinates(mesh, rank) for rank in range(len(programs))]
-
-    @torch.no_grad()
-    def run(self, inputs: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-        """What each rank returns and updates; fails where they wait for each other without end, or something that was sent is left."""
-        self.running = [program.run(given, True, ()) for program, given in zip(self.programs, inputs, strict=True)]
-        self.events: list[Any] = [None] * len(self.running)
-        # By what a transfer gives: its group, which of the group's it is, whether it comes here, and the tensor.
-        self.transfers: list[dict[int, tuple[Any, int, bool, torch.Tensor]]] = [{} for _ in self.running]
-        self.sent: dict[Any, list[torch.Tensor]] = {}
-        self.begun: dict[Any, int] = {}
-        for rank in range(len(self.running)):
-            self._go_on(rank, None)
-        while open_ := [rank for rank, (name, _) in enumerate(self.events) if name != "done"]:
-            # Who comes first is never to matter.
-            moved = [self._moves(rank) for rank in self.rng.sample(open_, len(open_))]
-            assert any(moved), f"ranks wait for each other for ever: {[self.events[rank][0] for rank in open_]}"
-        assert not any(self.transfers), "what was sent or received is not waited for"
-        assert {group: len(tensors) for group, tensors in self.sent.items()} == self.begun
-        return [result for _, result in self.events]
-
-    def _go_on(self, rank: int, result: Any) -> bool:
-        torch.set_rng_state(self.generators[rank])
-        self.events[rank] = self.running[rank].send(result)
-        self.generators[rank] = torch.get_rng_state()
-        return True
-
-    def _moves(self, rank: int) -> bool:
-        name, given = self.events[rank]
-        if name == "done":
-            return False
-        if name == "broadcast":
-            return self._go_on(rank, self._transfer(rank, given[0].clone(), given[-1]))
-        if name == "wait_tensor":
-            return self._waits(rank, given[0])
-        axis = given[-1].removeprefix("axis:")
-        members = next(one for one in groups_along(len(self.running), axis, self.mesh) if rank in one)
-        events = [self.events[member] for member in members]
-        if any(event != name or arguments[-1:] != given[-1:] for event, arguments in events):
-            return False
-        made = collective(name, [arguments for _, arguments in events])
-        return all(self._go_on(member, result) for member, result in zip(members, made, strict=True))
-
-    def _transfer(self, rank: int, tensor: torch.Tensor, symbol: str) -> torch.Tensor:
-        """Begins to send or to receive."""
-        group = symbol, tuple(place for axis, place in self.where[rank].items() if axis != "stages")
-        comes = int(symbol.rpartition(":")[2].split(">")[0]) != self.where[rank]["stages"]
-        if comes:
-            self.begun[group] = count = self.begun.get(group, 0) + 1
-        else:
-            self.sent.setdefault(group, []).append(tensor)
-            count = len(self.sent[group])
-        self.transfers[rank][id(tensor)] = group, count, comes, tensor
-        return tensor
-
-    def _waits(self, rank: int, tensor: torch.Tensor) -> bool:
-        """Goes on where what a rank waits for is there; what is no transfer is."""
-        transfer = self.transfers[rank].get(id(tensor))
-        if transfer is None:
-            return self._go_on(rank, tensor)
-        group, count, comes, _ = transfer
-        sent = self.sent.get(group, [])
-        if (len(sent) if comes else self.begun.get(group, 0)) < count:
-            return False
-        del self.transfers[rank][id(tensor)]
-        return self._go_on(rank, sent[count - 1].clone() if comes else tensor)
-
-
-def train(step: Asked, plan: _native.Plan, rng: random.Random) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """What each step returns, the same on all ranks, and the whole parameters after the last."""
-    content = msgpack.unpackb(plan.content())
-    mesh = {axis: size for axis, size in content["mesh"].items() if axis != "micro_batches"}
-    flat = {axis: size for axis, size in mesh.items() if axis != "stages"}
-    within, stages = math.prod(flat.values()), mesh.get("stages", 1)
-    items = step.graph.capture.inputs.inputs
-    placed = [content["inputs"].get(item.name, {}) for item in items]
-    held_by = content["stages"]["state"] if stages > 1 else {}
-    on = [held_by.get(item.name, list(range(stages))) for item in items]
-
-    def part(position: int, tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        where = coordinates(mesh, rank)
-        if where.get("stages", 0) not in on[position]:
-            return tensor.new_empty(0)
-        for axis, size in flat.items():
-            tensor = cut(tensor, placed[position].get(axis, "replicate"), where[axis], size)
-        return tensor
-
-    programs = [step.graph.native.program(plan, rank)[0].message() for rank in range(stages * within)]
-    ranks = Ranks([RankProgram(msgpack.unpackb(one)["graph"], waits=True) for one in programs], mesh, rng)
-    held = [
-        [part(p, item.tensor.detach().clone(), rank) for p, item in enumerate(items)] for rank in range(len(programs))
-    ]
-    returned = []
-    for batch in step.batches:
-        for position, tensor in zip(step.graph.capture.inputs.leaves, batch, strict=True):
-            assert position is not None
-            for rank, state in enumerate(held):
-                state[position] = part(position, tensor, rank)
-        results = ranks.run(held)
-        assert all(torch.equal(mine[0], results[0][0][0]) for mine, _ in results)
-        returned.append(results[0][0][0])
-        for state, (_, updates) in zip(held, results, strict=True):
-            for position, tensor in updates.items():
-                state[position] = torch.empty_like(state[position]).copy_(tensor)
-
-    def whole(position: int) -> torch.Tensor:
-        first = on[position][0] * within
-        parts = [held[rank][position] for rank in range(first, first + within)]
-        return full_tensor(parts, placed[position], flat)
-
-    parameters = {item.name.removeprefix("params."): p for p, item in enumerate(items) if item.cls == "parameter"}
-    return returned, {name: whole(position) for name, position in parameters.items()}
-
-
 def ask(seed: int) -> str | None:
     """Asks one step under one draw of settings; why it was refused, or nothing."""
     rng = random.Random(seed)
@@ -241,7 +116,7 @@ def ask(seed: int) -> str | None:
     except UnisonoError as refused:
         return str(refused).splitlines()[0]
     torch.manual_seed(7)
-    returned, parameters = train(step, plan, rng)
+    returned, parameters = train(step.graph, plan, step.batches, rng)
     says = f"seed {seed}, {name} under {settings}"
     for mine, theirs in zip(returned, step.returned, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5, msg=lambda m: f"{says}\n{m}")

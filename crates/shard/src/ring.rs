@@ -93,8 +93,8 @@ impl<'a> Ring<'a> {
         TensorType { strides: dense_strides(&shape, &whole.strides), shape, ..whole.clone() }
     }
 
-    /// Begins what a step of the ring writes, or what is read of other pieces than before in the same step. Steps differ in their labels, so that no pass takes nodes of two steps for one where their numbers
-    /// are the same on this rank.
+    /// Begins what a step of the ring writes, or what is read of other pieces than before in the same step. Labels differ, so that no pass takes nodes
+    /// of two of them for one where their numbers are the same on this rank.
     fn label(&self, out: &mut Emitter<'_>, what: &str, step: u32) {
         let call = self.realised.call;
         let module = call.node.module.map_or("", |module| call.graph.modules[module].as_str());
