@@ -93,11 +93,14 @@ impl Along<'_> {
             }
             other => other,
         };
-        if demand_on_batch(self.graph, self.demands).is_some() {
-            return self.solutions(false);
-        }
-        let mut found = found?;
-        if self.run.extent.is_thrifty && found.iter().any(|one| self.run.is_in_reach(one)) {
+        let mut found = match found {
+            Ok(found) if self.run.has_done_enough() => return Ok(found),
+            _ if demand_on_batch(self.graph, self.demands).is_some() => {
+                return self.solutions(false);
+            }
+            found => found?,
+        };
+        if self.extent().is_thrifty && found.iter().any(|one| self.run.is_in_reach(one)) {
             return Ok(found);
         }
         let is_in_vain = self.is_hopeless(&found) || self.run.is_slower(&found);
@@ -135,10 +138,14 @@ impl Along<'_> {
             let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
             let mut demands = self.demands.clone();
             demands.inputs.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
+            if self.run.has_done_enough() {
+                break;
+            }
             let branch = Along { demands: &demands, ..*self };
             match branch.solutions(true) {
                 Ok(kept) if self.is_kept(&kept) => found.extend(kept),
                 // An error says that nothing shards it so.
+                Ok(_) | Err(_) if self.run.has_done_enough() => {}
                 Ok(_) | Err(_) => found.extend(branch.solutions(false).unwrap_or_default()),
             }
         }
@@ -172,6 +179,7 @@ impl Along<'_> {
                         if is_plain {
                             tries.bound = free.bound.primary();
                         }
+                        self.run.spend(free.statistics.cells_computed);
                         free.choices
                     }
                     // What other prices would have proposed can be done without.
@@ -192,11 +200,11 @@ impl Along<'_> {
                 }
                 over.push((prices, first));
             }
-            if self.is_beaten_under_any(&tries.found) {
+            if self.is_beaten_under_any(&tries.found) || self.run.has_done_enough() {
                 break;
             }
         }
-        let is_thrifty = self.run.extent.is_thrifty;
+        let is_thrifty = self.extent().is_thrifty;
         let mut enough = was_met || is_thrifty && !self.is_last() && !tries.found.is_empty();
         if weighs_copies {
             let found = || tries.found.iter().chain(over.iter().flat_map(|(_, first)| &first.found));
@@ -205,7 +213,7 @@ impl Along<'_> {
             self.without_copies(strict, over.iter().map(|(prices, free)| (*prices, free)), &mut tries)?;
         }
         for (prices, free) in over {
-            if enough || self.run.is_slower(&free.found) {
+            if enough || self.run.has_done_enough() || self.run.is_slower(&free.found) {
                 tries.found.extend(free.found);
                 continue;
             }
@@ -221,7 +229,7 @@ impl Along<'_> {
     /// Whether copies of state cost in the tables what it takes to run forward again for what they hold: in a large search under a memory limit.
     fn weighs_copies(&self) -> bool {
         let run = self.run;
-        run.extent.is_thrifty && run.request.memory_limit.is_some() && run.may_hold_less()
+        self.extent().is_thrifty && run.request.memory_limit.is_some() && run.may_hold_less()
     }
 
     /// Whether, of few layers, what is found under one price takes so much longer than what axes outside lead to that are decided otherwise, that no
@@ -240,7 +248,7 @@ impl Along<'_> {
             Program::Folded(_) => &Prices::OF_FEW,
             Program::Whole(_) => &Prices::TRIED,
         };
-        let mut tried = tried[..self.run.extent.prices.min(tried.len())].to_vec();
+        let mut tried = tried[..self.extent().prices.min(tried.len())].to_vec();
         if mesh.micro_batches() > 1 && memory_limit.is_some() {
             let of_each = Prices::of_each(mesh.micro_batches());
             if !tried.contains(&of_each) {
@@ -254,7 +262,7 @@ impl Along<'_> {
     /// is close.
     fn solved(&self, problem: &Problem, strict: bool, prices: Prices) -> Result<Solution, Failure> {
         let (options, proposing) = (self.options(strict, prices), self.proposing(strict));
-        let may_do = self.run.extent.is_thrifty && !self.is_last();
+        let may_do = self.extent().is_thrifty && !self.is_last();
         if options == proposing || !may_do {
             return Solver::new(problem, options).solve();
         }
@@ -272,7 +280,7 @@ impl Along<'_> {
 
     /// Whether, in a large search, the axes outside were decided otherwise before, and that came to the same along this one: so would all else.
     fn was_met(&self, strict: bool, first: &Carried) -> bool {
-        let first = first.found.first().filter(|_| self.number > 0 && self.run.extent.is_thrifty);
+        let first = first.found.first().filter(|_| self.number > 0 && self.extent().is_thrifty);
         first.is_some_and(|first| {
             let Prediction { step_ns, peak_bytes, .. } = first.prediction;
             self.run.was_met(Met { search: (self.number, strict), step_ns, peak_bytes })

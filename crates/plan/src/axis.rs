@@ -6,6 +6,7 @@ use shard::{Assignment, Gathers, Space, first_iterations};
 use solve::{Choices, Options, evaluate};
 
 use crate::{
+    effort::Extent,
     folded::Program,
     forbidden::Forbidden,
     intents::{Intent, Origins, left},
@@ -19,6 +20,8 @@ use crate::{
 
 /// The most cells of a table in searches that propose candidates.
 const PROPOSED_TABLE_LIMIT: u64 = 1 << 18;
+/// To predict what a solution takes is so much work for each operation, in cells of the solver's tables.
+const PREDICTED: u64 = 1_000;
 /// A peak is far over a memory limit where it is so many parts of the limit over it.
 const FAR: u64 = 4;
 /// Programs of so many micro-batches, and of one more, say what those of many take.
@@ -74,6 +77,11 @@ impl Carried {
 }
 
 impl Along<'_> {
+    /// How much is tried along it.
+    pub fn extent(&self) -> Extent {
+        self.run.extent_along(self.number)
+    }
+
     /// Whether one of these keeps the memory limit.
     pub fn is_kept(&self, found: &[Found]) -> bool {
         found.iter().any(|one| one.fits(self.run.request.memory_limit))
@@ -115,7 +123,8 @@ impl Along<'_> {
             blame: is_last_try,
             table_limit: PROPOSED_TABLE_LIMIT,
             dual: false,
-            orders: self.run.extent.orders,
+            enough: self.extent().enough,
+            orders: self.extent().orders,
             ..Options::default()
         }
     }
@@ -223,13 +232,13 @@ pub struct Tries<'a> {
 impl<'a> Tries<'a> {
     /// None yet.
     pub fn new(along: &'a Along<'a>, tables: &'a Tables<'a>) -> Self {
-        let room = along.run.extent.beam;
+        let room = along.extent().beam;
         Self { along, tables, bound: 0, known: Vec::new(), room, found: Vec::new() }
     }
 
     /// Makes room for as many solutions as at the start.
     pub fn make_room(&mut self) {
-        self.room = self.along.run.extent.beam;
+        self.room = self.along.extent().beam;
     }
 
     /// Carries a solution on, unless it is known or there are enough.
@@ -239,6 +248,9 @@ impl<'a> Tries<'a> {
             return Ok(None);
         }
         self.room = self.room.saturating_sub(1);
+        if self.along.is_last() {
+            self.along.run.spend(self.along.graph.order.len() as u64 * PREDICTED);
+        }
         let time = evaluate(&self.tables.problem, choices).primary();
         let assignment = self.tables.assignment(choices);
         let found = self.along.continued(&assignment, Model { time, bound: self.bound })?;

@@ -23,6 +23,9 @@ pub struct Extent {
     pub beam: usize,
     /// Elimination orders that are tried where a search only proposes.
     pub orders: u32,
+    /// Where a search only proposes, solutions are enough that cost at most one part in so many over their bound; 0 where they are improved
+    /// as far as they can be.
+    pub enough: u32,
     /// How often a budget is raised again from one that keeps the memory limit towards one that does not.
     pub raises: usize,
     /// Best candidates that are tried under all settings of the passes.
@@ -54,6 +57,7 @@ impl Extent {
         prices: usize::MAX,
         beam: 4,
         orders: 4,
+        enough: 50,
         raises: 6,
         tuned: 8,
         recomputed: 8,
@@ -68,6 +72,7 @@ impl Extent {
         prices: 3,
         beam: 2,
         orders: 1,
+        enough: 0,
         raises: 2,
         tuned: 1,
         recomputed: 4,
@@ -82,6 +87,7 @@ impl Extent {
         prices: 1,
         beam: 1,
         orders: 1,
+        enough: 0,
         raises: 0,
         tuned: 0,
         recomputed: 1,
@@ -92,6 +98,9 @@ impl Extent {
         schedules: 2,
         lightened: 1,
     };
+
+    /// What is tried first of a small step that would take long.
+    pub const AS_LARGE: Self = Self { enough: Self::SMALL.enough, ..Self::LARGE };
 
     /// What is tried for a program of so many nodes on a mesh. Each solution along one axis is a search along the next, and micro-batches are
     /// written out.

@@ -36,8 +36,15 @@ pub fn candidates(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
     if run.extent.is_thrifty && run.extent != quick {
         ways = near(run, &run.with(quick), program, ways, &mut found)?;
     }
+    if run.work.is_some() {
+        // Most is tried where one axis after the other is searched.
+        ways.rotate_left(1);
+    }
+    let mut left = ways.len() as u64;
     for way in ways {
-        found.extend(if_it_suits(way.found(run, program))?.unwrap_or_default());
+        let own = run.with_part_of_work(left, |run| if_it_suits(way.found(run, program)))?;
+        found.extend(own.unwrap_or_default());
+        left -= 1;
     }
     if !found.iter().any(|one| run.promised(one).is_some()) {
         found.extend(Way::Alone.found(run, program)?);
@@ -95,7 +102,7 @@ impl Way {
 fn from_merged(run: &Run<'_>, program: Program<'_>, at: usize) -> Result<Vec<Found>> {
     let Some(merged) = merged(run.request.mesh, at) else { return Ok(Vec::new()) };
     let request = Request { mesh: &merged, ..*run.request };
-    let found = candidates(&Run::new(&request, run.extent), program)?;
+    let found = candidates(&Run { work: run.work.clone(), ..Run::new(&request, run.extent) }, program)?;
     let mut taken = Vec::new();
     for (_, one) in run.promising(&found).into_iter().take(TAKEN_OVER) {
         let mut both = intents(program.graph(), &merged, &one.assignments)?;

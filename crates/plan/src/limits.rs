@@ -108,7 +108,7 @@ impl Along<'_> {
             moments.extend(worst(kept.as_ref().unwrap_or(&over)));
             moments.sort_unstable();
             moments.dedup();
-            if moments == before {
+            if moments == before || self.run.has_done_enough() {
                 break;
             }
         }
@@ -178,7 +178,7 @@ impl Round<'_, '_, '_, '_> {
 
     /// Budgets between one that keeps the limit and one that does not.
     fn raise(&mut self, mut kept: u64, mut over: u64) -> Result<()> {
-        for _ in 0..self.along.run.extent.raises {
+        for _ in 0..self.along.extent().raises {
             let budget = kept + over.saturating_sub(kept) / 2;
             let Tried::Solution(tried) = self.tried(budget)? else { return Ok(()) };
             let fits = self.along.run.excess(tried.peak) == 0;
@@ -189,7 +189,13 @@ impl Round<'_, '_, '_, '_> {
 
     /// The solution within a budget, carried on.
     fn tried(&mut self, budget: u64) -> Result<Tried> {
-        let choices = match self.solver.solve_within(budget) {
+        if self.along.run.has_done_enough() {
+            return Ok(Tried::Enough);
+        }
+        let before = self.solver.cells_computed();
+        let within = self.solver.solve_within(budget);
+        self.along.run.spend(self.solver.cells_computed() - before);
+        let choices = match within {
             Ok(budgeted) => budgeted.solution.choices,
             Err(Failure::OverBudget { least }) => return Ok(Tried::Nothing { least }),
             Err(_) => return Ok(Tried::Nothing { least: 0 }),

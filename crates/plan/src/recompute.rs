@@ -24,6 +24,8 @@ const STAYS: u64 = 8;
 
 /// How much longer than what another mesh promises solutions take, in percent, that are not tried in less memory: some of less memory take less time.
 const FAR: i64 = 10;
+/// Of programs of at most so many operations, micro-batches counted, it takes little to find out what of forward to run again.
+const QUICKLY_RUN_AGAIN: usize = 1 << 13;
 
 /// How a choice that is over the limit after the passes is made again for a lower one.
 #[derive(Clone, Copy)]
@@ -197,7 +199,16 @@ impl Run<'_> {
         let within = found.iter().filter(|one| one.fits(limit)).map(|one| one.prediction.step_ns);
         let mut least = within.chain(self.request.known_ns).min();
         let mut again = Vec::new();
-        for one in fastest.into_iter().take(self.extent.recomputed) {
+        let tried = self.extent.recomputed;
+        let mut lightest = fastest.split_off(fastest.len().min(tried));
+        lightest.sort_by_key(|one| (self.least_bytes(one), one.least_ns));
+        let operations = canonical.order.len() * self.request.mesh.micro_batches() as usize;
+        lightest.truncate(if operations > QUICKLY_RUN_AGAIN { 0 } else { tried });
+        for (number, one) in fastest.into_iter().chain(lightest).enumerate() {
+            // Where the fastest keep the limit, the lightest are not needed.
+            if number >= tried && least.is_some() {
+                break;
+            }
             // Running again only takes time; in a large search what it is expected to take will do.
             let takes = if self.extent.is_thrifty { self.expected_ns(one) } else { one.least_ns };
             if !is_asked && least.is_some_and(|least| takes >= least) {

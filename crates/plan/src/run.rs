@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     cell::{Cell, OnceCell, RefCell},
+    rc::Rc,
 };
 
 use base::{Bytes, Diagnostic, Result};
@@ -168,6 +169,32 @@ pub struct Run<'a> {
     pub best_expected: Cell<Option<Expected>>,
     /// The part of all state that only the update reads, where it was asked for.
     pub host_share: OnceCell<f64>,
+    /// How much more it is to do, where there is an end to it.
+    pub work: Option<Rc<Work>>,
+}
+
+/// What a search may still do, counted so that it is the same on every machine: in cells of the solver's tables.
+#[derive(Debug)]
+pub struct Work {
+    cells: Cell<u64>,
+    /// How much is tried along inner axes.
+    within: Extent,
+}
+
+impl Work {
+    /// So many cells, and so much along inner axes.
+    pub const fn new(cells: u64, within: Extent) -> Self {
+        Self { cells: Cell::new(cells), within }
+    }
+
+    fn spend(&self, cells: u64) {
+        self.cells.set(self.left().saturating_sub(cells));
+    }
+
+    /// So many cells are left.
+    pub const fn left(&self) -> u64 {
+        self.cells.get()
+    }
 }
 
 /// What a free solution became.
@@ -214,12 +241,39 @@ impl<'a> Run<'a> {
             least_expected_ns: Cell::new(request.known_ns.unwrap_or(i64::MAX)),
             best_expected: Cell::new(request.elsewhere),
             host_share: OnceCell::new(),
+            work: None,
         }
     }
 
     /// The same with another extent, which has met nothing yet.
     pub fn with(&self, extent: Extent) -> Self {
-        Self::new(self.request, extent)
+        Self { work: self.work.clone(), ..Self::new(self.request, extent) }
+    }
+
+    /// How much is tried along an axis.
+    pub fn extent_along(&self, number: usize) -> Extent {
+        self.work.as_ref().filter(|_| number > 0).map_or(self.extent, |work| work.within)
+    }
+
+    /// Counts what was done.
+    pub fn spend(&self, cells: u64) {
+        if let Some(work) = &self.work {
+            work.spend(cells);
+        }
+    }
+
+    /// What a search gives that may do one of so many parts of what is left to do; the rest stays.
+    pub fn with_part_of_work<T>(&self, parts: u64, search: impl FnOnce(&Self) -> T) -> T {
+        let Some(work) = &self.work else { return search(self) };
+        let part = Rc::new(Work::new(work.left() / parts, work.within));
+        let found = search(&Run { work: Some(Rc::clone(&part)), ..self.with(self.extent) });
+        work.spend(work.left() / parts - part.left());
+        found
+    }
+
+    /// Whether it has done all that it was to do.
+    pub fn has_done_enough(&self) -> bool {
+        self.work.as_ref().is_some_and(|work| work.left() == 0)
     }
 
     /// The plan in which every rank does everything; none where pins demand otherwise.

@@ -1,6 +1,6 @@
 //! The search: candidates from the solver under several prices, each partitioned, put through the passes and simulated; the best is kept.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 use aten::Call;
 use base::{Code, Diagnostic, Fingerprint, Result};
@@ -16,10 +16,13 @@ use crate::{
     jointly,
     on_axes::on_axes,
     plan::{Plan, Prediction},
-    run::{Found, Request, Run, ranked},
+    run::{Found, Request, Run, Work, ranked},
     runners_up::Naming,
     shorter::Shorter,
 };
+
+/// What is done with all effort behind a search as of a large step, in cells of the solver's tables: about two seconds.
+const FURTHER: u64 = 1 << 28;
 
 /// What was decided, to be written down as a plan.
 pub struct Searched<'a> {
@@ -69,7 +72,7 @@ pub fn search<'a>(request: &Request<'a>) -> Result<Searched<'a>> {
 
 /// The candidates of a search of the whole step, the best first.
 fn in_whole(run: &Run<'_>, canonical: &Graph) -> Result<Vec<Found>> {
-    let mut found = jointly::candidates(run, Program::Whole(canonical))?;
+    let mut found = as_far_as_it_goes(run, Program::Whole(canonical))?;
     found.extend(run.replicated(canonical)?);
     let mut found = ranked(found, run.request.memory_limit);
     // Of a large program in stages settings are for the stages to find, as with fewer layers.
@@ -77,6 +80,33 @@ fn in_whole(run: &Run<'_>, canonical: &Graph) -> Result<Vec<Found>> {
         found = run.tuned(canonical, found)?;
     }
     with_less_held(run, canonical, found)
+}
+
+/// The candidates along all axes. A small step is searched with all effort; on several axes under a memory limit, where that may take minutes, as a large
+/// one first, and with all effort until so much is done.
+fn as_far_as_it_goes(run: &Run<'_>, program: Program<'_>) -> Result<Vec<Found>> {
+    let Request { mesh, memory_limit, .. } = *run.request;
+    if run.extent.is_thrifty || memory_limit.is_none() || mesh.sharding_axes().count() < 2 {
+        return jointly::candidates(run, program);
+    }
+    let Ok(mut found) = jointly::candidates(&run.with(Extent::AS_LARGE), program) else {
+        return jointly::candidates(run, program);
+    };
+    let mut left = 0;
+    for within in [Extent::AS_LARGE, run.extent] {
+        let (more, rest) = until_done(run, program, Work::new(FURTHER / 2 + left, within));
+        found.extend(more);
+        left = rest;
+    }
+    Ok(found)
+}
+
+/// The candidates that are met until so much is done, and what is left to do.
+fn until_done(run: &Run<'_>, program: Program<'_>, work: Work) -> (Vec<Found>, u64) {
+    let work = Rc::new(work);
+    let run = Run { work: Some(Rc::clone(&work)), ..run.with(run.extent) };
+    // That there are none says the search before it, which knows all that this one does.
+    (jointly::candidates(&run, program).unwrap_or_default(), work.left())
 }
 
 /// Whether the best plan by few layers, of three axes and more, leaves much of a memory limit that decides: of the whole step, in which layers may differ, a
@@ -220,6 +250,35 @@ mod tests {
         jointly::tests::{asked, mesh},
         layers::tests::{Tower, tower},
     };
+
+    #[test]
+    fn a_small_step_under_a_limit_is_searched_until_so_much_is_done() {
+        let cluster = Cluster::preset("h100:4x4").unwrap();
+        let graph = canonical(&tower(Tower { layers: 1, rows: 512, width: 512, reach: 1, odd: None }));
+        let mesh = mesh(&[2, 2]);
+        asked(&graph, &cluster, &mesh, None, |request| {
+            let free =
+                jointly::candidates(&Run::new(request, Extent::AS_LARGE), Program::Whole(&graph)).unwrap();
+            let limit = free[0].prediction.peak_bytes / 2;
+            let limited = Request { memory_limit: Some(limit), ..*request };
+            let run = Run::new(&limited, Extent::of(limited.effort, graph.order.len(), &mesh));
+            assert!(!run.extent.is_thrifty);
+            let until = |cells| {
+                let (found, left) = until_done(&run, Program::Whole(&graph), Work::new(cells, run.extent));
+                (found.len(), cells - left)
+            };
+            let (all, done) = until(u64::MAX);
+            let (some, spent) = until(done / 4);
+            assert!(0 < some && some < all / 2, "{some} of {all}");
+            assert_eq!(spent, done / 4);
+            let least = |found: Vec<Found>| found.iter().map(|one| one.fitness(Some(limit))).min();
+            let as_large = jointly::candidates(&run.with(Extent::AS_LARGE), Program::Whole(&graph)).unwrap();
+            assert!(
+                least(as_far_as_it_goes(&run, Program::Whole(&graph)).unwrap()) <= least(as_large),
+                "what a search as of a large step finds is kept"
+            );
+        });
+    }
 
     #[test]
     fn three_axes_take_no_longer_than_two_of_which_one_stands_for_two() {

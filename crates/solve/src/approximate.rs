@@ -51,6 +51,7 @@ pub(crate) struct Means<'a> {
     pub work_limit: u64,
     pub orders: u32,
     pub dual: bool,
+    pub enough: u32,
 }
 
 impl Means<'_> {
@@ -92,7 +93,10 @@ pub(crate) fn bracket(network: Network, means: &mut Means<'_>) -> Result<Bracket
     let mut search = Search { means, computed, first, network, states, lower, proved, best, overflows };
     search.split_buckets()?;
     let mut largest = 0;
-    if !search.is_over() && (search.means.dual && search.is_wide() || search.is_small()) {
+    if !search.is_over()
+        && !search.is_enough()
+        && (search.means.dual && search.is_wide() || search.is_small())
+    {
         largest = search.narrow()?;
     }
     let lower = search.lower.max(search.proved);
@@ -118,6 +122,12 @@ impl Search<'_, '_> {
         let Means { statistics, work_limit, .. } = &*self.means;
         let tried = statistics.cells_computed - self.computed;
         self.is_closed() || self.best.is_some() && tried / TRIES > *work_limit
+    }
+
+    /// Whether the best choices are as close to the bound as was asked for.
+    fn is_enough(&self) -> bool {
+        let parts = i128::from(self.means.enough);
+        parts > 0 && self.best.as_ref().is_some_and(|&(value, _)| (value - self.proved) * parts <= value)
     }
 
     /// Whether no other order can gain much.

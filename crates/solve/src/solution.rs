@@ -19,13 +19,16 @@ pub struct Options {
     /// Whether a wide gap is narrowed by a dual bound: it breaks what is alike between the layers of a model, and takes time and
     /// memory accordingly. Without it, choices may not be found ([`Failure::TooLarge`]) where a table is over the limit.
     pub dual: bool,
+    /// Choices that cost at most one part in so many over the bound are not improved any more; 0 where all are. What only proposes needs no
+    /// more.
+    pub enough: u32,
     /// Whether a problem without any allowed choices is narrowed down to variables at fault, which can take longer than a solve.
     pub blame: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { table_limit: 1 << 22, work_limit: 1 << 28, orders: 4, dual: true, blame: true }
+        Self { table_limit: 1 << 22, work_limit: 1 << 28, orders: 4, dual: true, enough: 0, blame: true }
     }
 }
 

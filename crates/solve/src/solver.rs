@@ -28,6 +28,8 @@ pub struct Solver<'a> {
     unit: usize,
     /// Budgets ask for the same again and again.
     known: Minima,
+    /// The cells that were computed so far.
+    computed: u64,
 }
 
 /// What minimises the objectives that were asked for of a problem.
@@ -38,7 +40,17 @@ impl<'a> Solver<'a> {
     /// A solver that has done nothing yet.
     pub fn new(problem: &'a Problem, options: Options) -> Self {
         let (store, cache, pruner, orders) = <(Store, Cache, Pruner, Orders)>::default();
-        Self { problem, options, store, cache, pruner, orders, unit: 0, known: Minima::default() }
+        Self {
+            problem,
+            options,
+            store,
+            cache,
+            pruner,
+            orders,
+            unit: 0,
+            known: Minima::default(),
+            computed: 0,
+        }
     }
 
     /// The same, where another one found all this of an equal problem with equal options.
@@ -82,6 +94,11 @@ impl<'a> Solver<'a> {
         Ok(Solution { choices: minimum.choices, cost, bound, stop, statistics })
     }
 
+    /// The cells of tables that were computed so far, whatever came of it: what solving took, the same on every machine.
+    pub const fn cells_computed(&self) -> u64 {
+        self.computed
+    }
+
     pub(crate) fn statistics(&self) -> Statistics {
         Statistics { variables: self.problem.sizes().len() as u32, ..Statistics::default() }
     }
@@ -102,7 +119,10 @@ impl<'a> Solver<'a> {
         let found = loop {
             let unit = *UNITS.get(number).ok_or(Failure::CostOverflow)?;
             let (network, constant) = build(self.problem, &mut self.store, objective, unit);
-            match self.minimise_network(network.clone(), kept, statistics) {
+            let before = statistics.cells_computed;
+            let found = self.minimise_network(network.clone(), kept, statistics);
+            self.computed += statistics.cells_computed - before;
+            match found {
                 Ok((choices, minimum)) => {
                     let bound = constant + (minimum << unit);
                     break Minimum { choices: choices.into_iter().collect(), bound };
@@ -163,6 +183,7 @@ impl<'a> Solver<'a> {
                 work_limit: self.options.work_limit,
                 orders: self.options.orders,
                 dual: self.options.dual,
+                enough: self.options.enough,
             };
             let Bracket { choices, bound } = bracket(network, &mut means)?;
             (choices, bound)

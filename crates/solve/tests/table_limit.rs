@@ -4,7 +4,7 @@
 mod random;
 
 use random::{Random, least, problem};
-use unisono_solve::{Cost, Failure, Options, Problem, Stop, VariableId, evaluate, solve};
+use unisono_solve::{Cost, Failure, Options, Problem, Solver, Stop, VariableId, evaluate, solve};
 
 #[test]
 fn small_problems_are_bracketed() {
@@ -61,6 +61,26 @@ fn grids_wider_than_the_limit_are_bracketed_closely() {
         let gap = (solution.cost.0 - solution.bound.0) as f64 / optimum.cost.0 as f64;
         assert!(gap < 0.1, "a gap of {gap}");
     }
+}
+
+#[test]
+fn choices_that_are_close_enough_are_not_improved() {
+    let mut is_less = false;
+    for seed in 0..8 {
+        let problem = grid(7, 3, seed);
+        let computed = |enough| {
+            let options = Options { table_limit: 81, dual: false, enough, ..Options::default() };
+            let mut solver = Solver::new(&problem, options);
+            let solution = solver.solve().unwrap();
+            (solution.cost, solution.bound, solver.cells_computed())
+        };
+        let (exact, close) = (computed(0), computed(20));
+        let is_close = (close.0.0 - close.1.0) * 20 <= close.0.0;
+        assert!(is_close || close == exact, "{close:?} for {exact:?}");
+        assert!(close.2 <= exact.2);
+        is_less |= close.2 < exact.2;
+    }
+    assert!(is_less, "close choices took less in none of the grids");
 }
 
 #[test]
