@@ -1,7 +1,7 @@
 """Captured steps under settings drawn at random: meshes with pipeline stages and without, micro-batches, schedules, pins, forbidden
 collectives, memory limits. What is planned gives what one device gives; the rest is refused before anything runs.
 
-``python python/tests/any_settings.py FIRST COUNT`` asks more of them than the tests do.
+``python python/tests/any_settings.py FIRST COUNT [full]`` asks more of them than the tests do, at all effort if that is said.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ HOST = "host_bandwidth = 1e10\nhost_latency_ns = 1000\nhost_memory_bytes = 10000
 
 #: Schedules with how many chunks a stage has under them.
 SCHEDULES = [("gpipe", 1), ("gpipe", 2), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2)]
+#: A draw that takes longer is named.
+SLOW_S = 20.0
 KINDS = ["all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -70,10 +73,10 @@ def any_mesh(rng: random.Random) -> dict[str, int]:
     return mesh
 
 
-def any_settings(rng: random.Random) -> dict[str, Any]:
+def any_settings(rng: random.Random, effort: str) -> dict[str, Any]:
     mesh = any_mesh(rng)
     axes, is_staged = [axis for axis in mesh if axis != "stages"], "stages" in mesh
-    settings: dict[str, Any] = {"mesh": mesh, "effort": "quick", "fuse": rng.random() < 0.3}
+    settings: dict[str, Any] = {"mesh": mesh, "effort": effort, "fuse": rng.random() < 0.3}
     if is_staged or rng.random() < 0.6:
         settings["micro_batches"] = rng.choice((1, 2, 2, 4, 4, 8))
     if rng.random() < 0.4:
@@ -91,9 +94,9 @@ def any_settings(rng: random.Random) -> dict[str, Any]:
     return settings
 
 
-def any_plan(rng: random.Random, graph: unisono.StepGraph) -> tuple[_native.Plan, dict[str, Any]]:
+def any_plan(rng: random.Random, graph: unisono.StepGraph, effort: str) -> tuple[_native.Plan, dict[str, Any]]:
     """A plan by settings drawn at random, some of them under a limit that is less than what they take without one."""
-    settings, cluster = any_settings(rng), rng.choice(MACHINES)
+    settings, cluster = any_settings(rng, effort), rng.choice(MACHINES)
     if rng.random() < 0.5:
         cluster = cluster.replace(RATES, HOST + RATES)
     plan = graph.native.plan(cluster, msgpack.packb(settings))
@@ -106,13 +109,13 @@ def any_plan(rng: random.Random, graph: unisono.StepGraph) -> tuple[_native.Plan
     return plan, settings
 
 
-def ask(seed: int) -> str | None:
+def ask(seed: int, effort: str = "quick") -> str | None:
     """Asks one step under one draw of settings; why it was refused, or nothing."""
     rng = random.Random(seed)
     name = rng.choice(list(stage_ranks.STEPS))
     step = asked(name)
     try:
-        plan, settings = any_plan(rng, step.graph)
+        plan, settings = any_plan(rng, step.graph, effort)
     except UnisonoError as refused:
         return str(refused).splitlines()[0]
     torch.manual_seed(7)
@@ -127,11 +130,15 @@ def ask(seed: int) -> str | None:
 
 if __name__ == "__main__":
     begin, count = int(sys.argv[1]), int(sys.argv[2])
+    effort = sys.argv[3] if len(sys.argv) > 3 else "quick"
     refused, wrong = 0, []
     for number in range(begin, begin + count):
+        started = time.process_time()
         try:
-            refused += ask(number) is not None
+            refused += ask(number, effort) is not None
         except BaseException as error:
             wrong.append(number)
             print(f"{number}: {type(error).__name__} {str(error)[:600]}", flush=True)
+        if (taken := time.process_time() - started) > SLOW_S:
+            print(f"{number}: {taken:.0f} CPU s", flush=True)
     print(f"{count} draws, {refused} refused, {len(wrong)} wrong: {wrong[:20]}")
