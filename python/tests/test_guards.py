@@ -378,3 +378,29 @@ def test_code_that_takes_pythons_own_numbers_only_is_refused_at_its_line():
         unisono.capture(step, example=(X,))
     file, _, number = str(caught.value.place).rpartition(":")
     assert caught.value.code == "U0101" and "# refused" in linecache.getline(file, int(number))
+
+
+def test_a_way_in_which_nothing_is_trained_ends_the_step():
+    """Libraries drop layers so, with a probability of 0 too (peft's `module_dropout`)."""
+    fixed, trained = nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)
+    model = nn.ModuleList([fixed, trained])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, share):
+        optimizer.zero_grad()
+        made = fixed(x)
+        if share.sum() > 0:
+            made = made + trained(x)
+        loss = made.square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = unisono.parallelize(
+        step, model=model, optimizer=optimizer, example=(X, torch.ones(2)), cluster=DEAR_COMPUTING
+    )
+    with torch.no_grad():
+        expected = (fixed(X) + trained(X)).square().mean()
+    torch.testing.assert_close(run(X, torch.ones(2)), expected)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        run(X, torch.zeros(2))

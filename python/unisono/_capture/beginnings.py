@@ -238,8 +238,9 @@ def _on_stand_ins(
 ) -> Iterator[None]:
     """Gives the optimizer a state and stand-ins in the place of parameters, by their ``id``; others it does not see.
 
-    What it changes in its groups and in plain attributes and containers of its own is put back. Without decay gradients of zeros, and a
-    momentum that starts from them, stay zero.
+    Without decay it sees those that are not trained, too, which it may count or compute with: nothing is changed then. What it changes in
+    its groups and in plain attributes and containers of its own is put back. Without decay gradients of zeros, and a momentum that starts
+    from them, stay zero.
     """
     real_state, real_groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     put_back = _attributes(optimizer)
@@ -253,7 +254,9 @@ def _on_stand_ins(
             hint="pass the optimizer that it wraps, and call that",
         ) from None
     for group in optimizer.param_groups:
-        group["params"] = [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]
+        own: list[torch.nn.Parameter] = group["params"]
+        seen = [p for p in own if id(p) in stand_ins or (without_decay and not p.requires_grad)]
+        group["params"] = [stand_ins.get(id(p), p) for p in seen]
         if without_decay and "weight_decay" in group:
             group["weight_decay"] = 0.0
         if any(p.is_meta for p in group["params"]):

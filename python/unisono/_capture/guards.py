@@ -23,6 +23,7 @@ MOST_GUARDS = 32
 #: What a step was asked and answered until somewhere: where, and how, for each question.
 Choices = tuple[tuple[str | None, bool], ...]
 _RAISES = dis.opmap["RAISE_VARARGS"]
+_NOTHING_TRAINED = "does not require grad and does not have a grad_fn"
 #: Code of PyTorch's that looks at values and raises what the user's would.
 CHECKS = tuple(
     os.path.join("torch", *parts)
@@ -124,7 +125,12 @@ class Guards:
 
 
 def is_the_steps_own(error: BaseException) -> bool:
-    """Whether an exception was raised by a statement of the user's code, or by a check of PyTorch's, and not by what it has run."""
+    """Whether an exception was raised by a statement of the user's code, or by a check of PyTorch's, and not by what it has run.
+
+    That nothing of what a loss follows from is trained is found by PyTorch's engine, and depends on no data.
+    """
+    if type(error) is RuntimeError and _NOTHING_TRAINED in str(error):
+        return True
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -18,21 +18,22 @@ _OF_NODES = os.path.join("torch", "autograd", "graph.py")
 
 @contextmanager
 def on_twins(
-    pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor]], inside: Callable[[], AbstractContextManager[Any]]
+    pairs: Iterable[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]],
+    inside: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[None]:
     """Lets the hooks of parameters be called for their twins.
 
     Args:
-        pairs: the name of each parameter, the parameter, and its twin.
+        pairs: the name of each parameter, what has its hooks, its twin, and the user's object.
         inside: what hooks run in, in which the user's own parameters stand for their twins.
     """
     with ExitStack() as stack:
-        for name, parameter, twin in pairs:
-            twin._unisono_hooked_as = parameter  # type: ignore[attr-defined]
-            for hook in _hooks(parameter, "_backward_hooks"):
+        for name, hooked, twin, parameter in pairs:
+            twin._unisono_hooked_as = hooked  # type: ignore[attr-defined]
+            for hook in _hooks(hooked, "_backward_hooks"):
                 _refuse_foreign(hook, name)
                 stack.callback(twin.register_hook(functools.partial(_call, inside, hook)).remove)
-            for hook in _hooks(parameter, "_post_accumulate_grad_hooks"):
+            for hook in _hooks(hooked, "_post_accumulate_grad_hooks"):
                 _refuse_foreign(hook, name)
                 called = functools.partial(_call_with, inside, hook, parameter)
                 stack.callback(twin.register_post_accumulate_grad_hook(called).remove)

@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,22 +258,23 @@ class Kept:
                 raise read_back(place)
         return [paths[0] for paths, _ in found]
 
-    def look(self, originals: dict[int, torch.Tensor]) -> bool:
+    def look(self, originals: dict[int, torch.Tensor], given: Container[int] = ()) -> bool:
         """Notes what a trace has put in the place of something else; whether that is more than was known.
 
         Args:
             originals: the user's own tensors in the place of which traced ones stand, by the ``id`` of those.
+            given: the ``id`` of those that are arguments, which are others in the next call.
         """
         now = self._walk()
         more = self._note_numbers(now)
-        self._originals = originals
+        self._originals = {key: original for key, original in originals.items() if key not in given}
         own = {id(original) for original in originals.values()}
         for path, tensor in now.tensors.items():
             before = self._before.tensors.get(path, Missing)
             if tensor is before or path in self.replaced or path in self.left or self._is_the_models(path, before, own):
                 continue
-            if id(tensor) in originals:
-                if before is not Missing and before is not originals[id(tensor)]:
+            if id(tensor) in self._originals:
+                if before is not Missing and before is not self._originals[id(tensor)]:
                     raise _first_differs(path, "becomes a parameter of the model, and was another tensor before")
             elif isinstance(before, torch.Tensor) and _kind(before) == _kind(tensor) and not self._is_put_in(path):
                 self.replaced.append(path)

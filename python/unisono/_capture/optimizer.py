@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim import Optimizer
@@ -35,7 +37,17 @@ def together(given: Optimizer | Sequence[Optimizer] | None) -> tuple[Optimizer, 
                 code="U0012",
                 hint="pass the optimizer that the step calls, or a list of those",
             )
-    return several
+    return tuple(map(_within, several))
+
+
+def _within(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that one wraps, where both have the same groups and the same state, or itself; accelerate and Fabric make such."""
+    for held in vars(optimizer).values():
+        if isinstance(held, Optimizer) and held is not optimizer and held.state is optimizer.state:
+            groups = held.param_groups, optimizer.param_groups
+            if len(groups[0]) == len(groups[1]) and all(map(operator.is_, *groups)):
+                return _within(held)
+    return optimizer
 
 
 def group_name(optimizers: Sequence[Optimizer], number: int) -> str:
@@ -49,12 +61,21 @@ def group_name(optimizers: Sequence[Optimizer], number: int) -> str:
 
 
 @contextmanager
-def refusing_others(twins: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Refuses steps of optimizers that do not hold traced twins: on the user's own parameters they would do nothing, and never again."""
+def refusing_others(optimizers: Iterable[Optimizer], twins: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Refuses steps of optimizers that neither are among some, nor have their groups, nor are made within: they would keep no state."""
     known = {id(twin) for twin in twins}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    made, begin = [], Optimizer.__init__
+
+    def begins(optimizer: Optimizer, *arguments: Any, **named: Any) -> None:
+        made.append(optimizer)
+        begin(optimizer, *arguments, **named)
 
     def refuse(optimizer: Optimizer, _arguments: Any, _settings: Any) -> None:
-        if all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        is_made = any(one is optimizer for one in made)
+        if is_made and all(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            return
+        if all(any(group is one for one in groups) for group in optimizer.param_groups):
             return
         raise StepError(
             f"the step calls {type(optimizer).__name__}.step, and was made without this optimizer",
@@ -66,7 +87,8 @@ def refusing_others(twins: Iterable[torch.Tensor]) -> Iterator[None]:
 
     handle = register_optimizer_step_pre_hook(refuse)
     try:
-        yield
+        with mock.patch.object(Optimizer, "__init__", begins):
+            yield
     finally:
         handle.remove()
 

@@ -37,6 +37,8 @@ _HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_MODULES = frozenset(vars(nn.Module()))
 #: What optimizers of PyTorch's have.
 _OF_OPTIMIZERS = frozenset((*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"))
+#: What those that wrap others share with them.
+_SHARED = {("attr", name) for name in ("param_groups", "state", "defaults")}
 #: How what we put onto tensors begins.
 _OURS = "_unisono"
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -244,6 +246,7 @@ class Walk:
         self.holders: dict[int, tuple[Any, dict[Step, Any]]] = {}
         self.paths: dict[int, Path] = {}
         skipped = {id(optimizer) for optimizer in optimizers}
+        groups = [optimizer.param_groups for optimizer in optimizers]
         # By breadth, so that each thing gets its shortest name.
         todo: deque[tuple[Path, Any]] = deque(((("root", key),), value) for key, value in self.root.items())
         while todo and len(self.holders) < _MOST_OBJECTS:
@@ -261,6 +264,8 @@ class Walk:
                     self.generators[path] = value
             elif id(value) not in self.holders and len(path) < _DEEPEST:
                 parts = dict(_of_optimizer(value) if id(value) in skipped else _parts(value))
+                if issubclass(type(value), Optimizer) and any(vars(value).get("param_groups") is one for one in groups):
+                    parts = {step: part for step, part in parts.items() if step not in _SHARED}
                 self.holders[id(value)], self.paths[id(value)] = (value, parts), path
                 for step, part in parts.items():
                     if part is not Missing and not isinstance(part, _UNINTERESTING):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -39,6 +39,7 @@ from unisono._capture import (
     sources,
     telling,
 )
+from unisono._capture.addresses import Addresses
 from unisono._capture.averages import Averages
 from unisono._capture.beginnings import first_steps
 from unisono._capture.counting import Counts, require_known_keys
@@ -50,7 +51,6 @@ from unisono._capture.generators import Generators
 from unisono._capture.guards import EndedError, Ending, is_the_steps_own
 from unisono._capture.inputs import StepInput, StepInputs, is_decay
 from unisono._capture.kept import Kept, Writes
-from unisono._capture.known import writers
 from unisono._capture.looked_up import LookedUp
 from unisono._capture.masks import Masks
 from unisono._capture.number import Number, is_of_numbers
@@ -65,7 +65,7 @@ from unisono._capture.optimizer import (
 )
 from unisono._capture.orders import Orders
 from unisono._capture.paths import Missing, counted_settings, follow, is_rate, own_attributes, put, shown
-from unisono._capture.places import OriginTracker, place_in, place_of, read_back, user_line
+from unisono._capture.places import OriginTracker, place_in, read_back, user_line
 from unisono._capture.products import GroupedProducts
 from unisono._capture.randomness import Draws
 from unisono._capture.rates import Rates
@@ -78,10 +78,12 @@ from unisono._capture.selection import Selection, Selections
 from unisono._capture.settings import Comparisons, groups_of, is_pytorchs, settings_of_pytorchs
 from unisono._capture.sized import Sized
 from unisono._capture.sparse import DenseGradients
+from unisono._capture.swapped import in_their_place
 from unisono._capture.target import Target
 from unisono._capture.traced import Traced
 from unisono._capture.twins import Twins, conversions_known, keys_of_dictionaries
 from unisono._capture.types import type_of
+from unisono._capture.written import note_arguments, require_that_it_stays, written_by
 from unisono._tree import flatten, unflatten
 from unisono.errors import StepError, UnisonoError, UnsupportedError
 
@@ -129,11 +131,16 @@ def trace(
         run.explaining_errors(),
     ):
         leaves = {position: leaf for leaf, position in enumerate(inputs.leaves) if position is not None}
-        buffers = {position: item.tensor for position, item in enumerate(inputs.inputs) if item.cls == "buffer"}
-        first = run.recorder.record(run, fakes, fake_mode, leaves, buffers)
+        with run.in_place_of_the_users(fakes) as traced_ones:
+            buffers = {
+                position: run.with_values[position]
+                for position, item in enumerate(inputs.inputs)
+                if item.cls == "buffer"
+            }
+            first = run.recorder.record(run, traced_ones, fake_mode, leaves, buffers)
     assert run.traced is not None
     kept.orders.require()
-    written = [*run.writes.found.values(), *_written(first)]
+    written = [*run.writes.found.values(), *written_by(first)]
     kept.note_written(written)
     # Outputs are detached, what is read is copied, and there is more of it in the next trace.
     nodes = (node for node in first.graph.nodes if node.op == "call_function")
@@ -144,29 +151,12 @@ def trace(
             kept.start_again()  # it ran on copies, or with numbers
         return None
     run.traced.graph = _functionalise(first, fakes)
-    if kept.premises.are_looked_at and _note_arguments(run.traced.graph, inputs, kept.arguments):
+    if kept.premises.are_looked_at and note_arguments(run.traced.graph, inputs, kept.arguments):
         kept.start_again()
         return None
-    _require_that_it_stays(run.recorder, [inputs.inputs[position].tensor for position in run.traced.replaced])
+    require_that_it_stays(run.recorder, [inputs.inputs[position].tensor for position in run.traced.replaced])
     run.traced.known = kept.known(run.recorder.asked.values())
     return run.traced
-
-
-def _note_arguments(graph: torch.fx.GraphModule, inputs: StepInputs, known: list[int]) -> bool:
-    """Notes the arguments that a graph without changes in place puts other values into; whether there are more than were known."""
-    leaf_at = {position: leaf for leaf, position in enumerate(inputs.leaves) if position is not None}
-    position_of = {node: at for at, node in enumerate(node for node in graph.graph.nodes if node.op == "placeholder")}
-    copied = [node.args[0] for node in graph.graph.nodes if node.target is torch.ops.aten.copy_.default]
-    found = {leaf_at[at] for one in copied if (at := position_of.get(one)) in leaf_at} - {*known}
-    known.extend(sorted(found))
-    return bool(found)
-
-
-def _require_that_it_stays(recorder: Recorder, replaced: Sequence[torch.Tensor]) -> None:
-    """Refuses a step that goes on with the values of a buffer, and changes them for the next one."""
-    for node, tensor in recorder.buffers.items():
-        if id(tensor) in recorder.asked and (any(writers(node)) or any(tensor is one for one in replaced)):
-            raise read_back(recorder.asked[id(tensor)][1])
 
 
 def _expected(condition: Any, skip: int = 0) -> bool:
@@ -222,30 +212,6 @@ def _functionalise(first: torch.fx.GraphModule, fakes: list[torch.Tensor]) -> to
     return graph
 
 
-def _written(graph: torch.fx.GraphModule) -> Iterator[tuple[torch.Tensor, str | None]]:
-    """The tensors of the user's that are no inputs and that a graph writes into, with the places that do."""
-    for node in graph.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            continue
-        for argument, given in zip(schema.arguments, node.args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for one in given if isinstance(given, list | tuple) else [given]:
-                    source = _source(one)
-                    if source.op == "get_attr":
-                        yield getattr(graph, str(source.target)), place_of(node)
-
-
-def _source(node: torch.fx.Node) -> torch.fx.Node:
-    """What a node is a view of, or itself."""
-    while node.op == "call_function":
-        returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
-        if len(returns) != 1 or returns[0].alias_info is None or not isinstance(node.args[0], torch.fx.Node):
-            break
-        node = node.args[0]
-    return node
-
-
 class _Run:
     """The function that is traced: the step on twins, returning its result and the state that it replaced."""
 
@@ -270,6 +236,25 @@ class _Run:
         self.stale: list[int] = []
         self.questions = Questions()
         self.traced: Traced | None = None
+        #: What has the values of each input.
+        self.with_values = [item.tensor for item in inputs.inputs]
+
+    @contextlib.contextmanager
+    def in_place_of_the_users(self, fakes: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """What is traced with, those of ``fakes`` that stand for parameters and buffers being the user's own objects within."""
+        items, number = self.inputs.inputs, len(self.inputs.inputs)
+        theirs = [
+            at for at, one in enumerate(items) if one.cls in ("parameter", "buffer") and not self._is_replaced(one)
+        ]
+        tensors = [item.tensor for item in items]
+        with in_their_place(tensors, fakes[:number], theirs) as (traced, self.with_values):
+            yield [*traced, *fakes[number:]]
+        # Who has asked for a value has asked the user's tensor.
+        of = {id(own): tensor for own, tensor in zip(self.with_values, tensors, strict=True)}
+        asked = [(of.get(key, one), place) for key, (one, place) in self.recorder.asked.items()]
+        self.recorder.asked = {id(one): (one, place) for one, place in asked}
+        self.recorder.buffers = {node: of.get(id(one), one) for node, one in self.recorder.buffers.items()}
+        self.with_values = tensors
 
     def __call__(self, *arguments: torch.Tensor) -> list[torch.Tensor]:
         fakes, stale = arguments[: len(self.inputs.inputs)], arguments[len(self.inputs.inputs) :]
@@ -280,7 +265,10 @@ class _Run:
             if item.cls in ("parameter", "buffer")
             if not self._is_replaced(item)
         }
-        attributes = [{} if item.cls == "batch" else dict(own_attributes(item.tensor)) for item, _ in items]
+        attributes = [
+            {} if item.cls == "batch" else dict(own_attributes(own))
+            for (item, _), own in zip(items, self.with_values, strict=True)
+        ]
         for fake, given in zip(fakes, attributes, strict=False):
             vars(fake).update(given)
         self._stale_gradients = stale
@@ -324,7 +312,7 @@ class _Run:
             stack.enter_context(twins_of)
             stack.enter_context(first_steps(self.optimizers))
             stack.enter_context(scaling.traceable(self.optimizers))
-            stack.enter_context(refusing_others(twins.values()))
+            stack.enter_context(refusing_others(self.optimizers, twins.values()))
             for item, fake in items:
                 if self._is_replaced(item):
                     put(self.kept.root, item.paths[0], fake)
@@ -334,7 +322,8 @@ class _Run:
             self._keep_attributes(items, attributes)
             replaced = self._replaced(items, twins, state)
             self.found_more = self.kept.look(
-                {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)}
+                {id(fake): item.tensor for item, fake in items if not self._is_replaced(item)},
+                {id(fake) for item, fake in items if item.cls == "batch"},
             )
             self.found_more = self.reads.counting.wants_more() or bool(self.generators.new()) or self.found_more
             self.kept.generators += self.generators.new()
@@ -422,10 +411,13 @@ class _Run:
         draws = Draws(self.generators, self.kept.orders)
         dense = DenseGradients(self.optimizers, self.kept.told)
         live = LiveScalars(self.comparisons)
-        self.own = Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients})
+        addresses = Addresses(zip(fakes, self.with_values, strict=True))
+        self.own = Twins(twins, self.kept.marks, {id(gradient) for gradient in self._stale_gradients}, addresses)
         modes = functools.partial(_modes, Selections(self.sized), GroupedProducts(), Masks(), dense, live, self.own)
         parameters = [
-            (item.name, item.tensor, fake) for item, fake in items if item.cls == "parameter" and fake.requires_grad
+            (item.name, own, fake, item.tensor)
+            for (item, fake), own in zip(items, self.with_values, strict=True)
+            if item.cls == "parameter" and fake.requires_grad
         ]
         with (
             torch.enable_grad(),
@@ -560,11 +552,11 @@ class _Run:
 
     def _keep_attributes(self, items: list[tuple[StepInput, torch.Tensor]], given: list[dict[str, Any]]) -> None:
         """Gives tensors of the user's what the step has put onto their twins, and refuses a step that freezes or thaws them."""
-        for (item, fake), before in zip(items, given, strict=True):
+        for (item, fake), own, before in zip(items, self.with_values, given, strict=True):
             for name, value in own_attributes(fake).items() if item.cls != "batch" else ():
                 if value is not before.get(name, Missing) and not isinstance(value, torch.Tensor):
-                    setattr(item.tensor, name, value)
-            if item.cls == "parameter" and fake.requires_grad != item.tensor.requires_grad:
+                    setattr(own, name, value)
+            if item.cls == "parameter" and fake.requires_grad != own.requires_grad:
                 raise StepError(
                     f"the step leaves `{item.name}` {'to be trained' if fake.requires_grad else 'frozen'}, and it was not before",
                     code="U0103",

@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from unisono._capture.addresses import ASKING, Addresses
 from unisono._capture.kept import read_too_early
 from unisono._capture.paths import Path, own_attributes
 from unisono._capture.places import is_the_users, user_line
@@ -64,10 +65,17 @@ class Twins(TorchFunctionMode):
     """
 
     def __init__(
-        self, twins: dict[int, torch.Tensor], marks: dict[int, tuple[torch.Tensor, Path]], stale: set[int]
+        self,
+        twins: dict[int, torch.Tensor],
+        marks: dict[int, tuple[torch.Tensor, Path]],
+        stale: set[int],
+        addresses: Addresses,
     ) -> None:
         super().__init__()
+        self._addresses = addresses
         self._twins, self._marks, self._stale = twins, marks, stale
+        #: Those that stand in the place of another object.
+        self._others = {key: twin for key, twin in twins.items() if id(twin) != key}
         #: Where the user's code has asked for a gradient that may be there when the step begins.
         self.asked: str | None = None
 
@@ -91,13 +99,16 @@ class Twins(TorchFunctionMode):
             return _deep_copied(*(twins.get(id(arg), arg) for arg in args))
         if func == _SET_DATA:
             return self._set_data(*[twins.get(id(arg), arg) for arg in args])
-        if any(id(leaf) in twins for leaf in _leaves(args, kwargs)):
-            args, kwargs = pytree.tree_map(lambda leaf: self._twins.get(id(leaf), leaf), (args, kwargs))
+        others = self._others
+        if others and any(id(leaf) in others for leaf in _leaves(args, kwargs)):
+            args, kwargs = pytree.tree_map(lambda leaf: others.get(id(leaf), leaf), (args, kwargs))
         if func == _GET_GRADIENT:
             gradient = func(*args, **kwargs)
             if id(gradient) in self._stale and self.asked is None and _is_asked_by_the_user():
                 self.asked = user_line()
             return gradient
+        if func in ASKING and isinstance(args[0], FakeTensor) and _is_asked_by_the_user():
+            return self._addresses.answer(func, *args)
         if func == _GET_VERSION and _is_asked_by_the_user():
             raise _version_read()
         if func in _OF_VALUES and not isinstance(args[0], FakeTensor) and Recorder.current is not None:
