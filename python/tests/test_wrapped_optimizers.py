@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import eager
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import Optimizer
+
+from unisono.errors import CaptureNotice
 
 
 @pytest.fixture(autouse=True)
@@ -101,3 +105,45 @@ def test_parameters_that_are_not_trained_are_seen_by_a_first_step():
         return eager.Training(model, optimizer, step, [(torch.randn(7, 3),) for _ in range(4)])
 
     eager.compare(make)
+
+
+class Wrapped:
+    """A scheduler that is called by another object, as accelerate's; ``asked`` says what the step does with it beside."""
+
+    def __init__(self, scheduler, asked):
+        self.scheduler, self.asked = scheduler, asked
+
+    def step(self):
+        if self.scheduler is None:
+            self.scheduler._step_count += 1
+        self.scheduler.step()
+
+    def factor(self):
+        return self.asked(self.scheduler)
+
+
+def scheduled(asked):
+    model = nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = Wrapped(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch), asked)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), x @ torch.ones(3, 4)) * (1 + wrapped.factor())
+        loss.backward()
+        optimizer.step()
+        wrapped.step()
+        return loss
+
+    batches = [(torch.randn(7, 3),) for _ in range(4)]
+    return eager.Training(model, optimizer, step, batches, visible=lambda: wrapped.scheduler.last_epoch)
+
+
+def test_what_a_scheduler_counts_and_the_step_only_names_is_no_other_step():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CaptureNotice)
+        eager.compare(lambda: scheduled(lambda _: 0))
+
+
+def test_what_a_scheduler_counts_and_the_step_asks_for_is_as_in_eager_pytorch():
+    eager.compare(lambda: scheduled(lambda scheduler: 0.1 * scheduler.last_epoch))

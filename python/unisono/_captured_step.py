@@ -165,12 +165,15 @@ class CapturedStep:
         anew = [path for way in self._ways for path in way.counts.watched_by_itself(self._root)]
         made = [path for way in self._ways for path in way.counts.made(self._root)]
         tuples = tuples_of_tensors(self._root, self._replaced)
+        counts += [path for way in self._ways for call in way.schedules for path in call.unasked()]
         outside.leave_out(
             message["volatile"],
             {place_at(self._root, path) for path in (*self._left, *counts, *anew, *tuples)},
             {place_at(self._root, path) for path in made},
             [follow(self._root, path) for way in self._ways for path in way.counts.lists()],
         )
+        asked = [path for way in self._ways for call in way.schedules for path in call.watched()]
+        outside.watch_too({shown(path): (vars(follow(self._root, path[:-1])), path[-1][1]) for path in asked})
         new = [item for item in inputs.inputs if item.cls in STATE and item not in self._session.state]
         known = [(shown(path), functools.partial(follow, self._root, path)) for path in paths_of(message["known"])]
         given = [*(item.tensor.detach() for item in new), *(now() for _, now in known)]

@@ -51,7 +51,7 @@ class Way:
     @classmethod
     def from_plain(cls, data: dict[str, Any], classes: Mapping[str, type]) -> Way:
         """The way that :func:`told` tells of; for ``classes`` see :func:`unisono._tree.from_plain`."""
-        calls = [Scheduled(paths_of([path])[0], given, first) for path, given, first in data["schedules"]]
+        calls = [Scheduled(paths_of([path])[0], *others) for path, *others in data["schedules"]]
         counted, endings = (
             paths_of(data["counted"]),
             {at: Ending.from_plain(one, classes) for at, one in data["endings"]},

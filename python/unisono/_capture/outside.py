@@ -74,6 +74,12 @@ class Outside:
         """Watches places, at which this was when the step was captured."""
         self._places, self._captured, self._still = places, captured, _Still(places, captured)
 
+    def watch_too(self, places: Mapping[str, Place]) -> None:
+        """Watches more places, at which what is there now was when the step was captured."""
+        new = {name: place for name, place in places.items() if name not in self._places}
+        if new:
+            self._watch({**self._places, **new}, [*self._captured, *map(_seen_at, new.values())])
+
     def _read(self) -> tuple[dict[str, Place], _Holders]:
         """All places that are read by their names, and what may hold numbers."""
         met: set[tuple[int, ...]] = set()

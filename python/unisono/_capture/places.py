@@ -309,7 +309,7 @@ INSTEAD_OF_SELECTING = (
 )
 #: What users can write instead of an operation, by its name.
 _INSTEAD = {
-    "bincount": "use `F.one_hot(x, classes).sum(0)`, or `torch.zeros(classes).index_add_(0, x, weights)`",
+    "bincount": "say how many numbers there are (`minlength=classes`), or use `F.one_hot(x, classes).sum(0)`",
     "_pack_padded_sequence": "run the layer on the padded batch, and leave out what is padding with a mask",
     "_unique2": "use `torch.zeros(classes).index_fill(0, x, 1.0)` for which values there are",
     "unique_dim": "use a mask of which rows are the first of their kind: `torch.tril(x[:, None] == x, -1).any(1)`",

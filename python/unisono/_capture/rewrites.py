@@ -68,6 +68,7 @@ _ROW_MAJOR = {
 _ALIGNMENTS = {"_ctc_loss": alignments.likelihoods, "_ctc_loss_backward": alignments.gradient}
 
 _OTHERS = {
+    "bincount",
     "_amp_foreach_non_finite_check_and_unscale_",
     "_amp_update_scale_",
     "_efficientzerotensor",
@@ -120,6 +121,8 @@ class Rewrites(TorchDispatchMode):
             return scaling.check_and_unscale(*args)
         if name in _ALIGNMENTS and func._overloadname == "Tensor":
             return _ALIGNMENTS[name](*args)
+        if name == "bincount":
+            return _counted(func, *args, **kwargs)
         if name == "_amp_update_scale_":
             return scaling.update_scale(*args)
         if name == "_efficientzerotensor":  # without memory, which only PyTorch's own dispatcher knows of
@@ -145,6 +148,17 @@ def _normalised(func: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
         return torch.ops.aten._native_batch_norm_legit.default(*args)
     return func(*args, **kwargs)
+
+
+def _counted(func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """How often each number is there, as sums at places where it is said how many there are: a number beyond is an error in the step."""
+    if not minlength:
+        return func(x, weights, minlength)
+    if weights is None:
+        weights = torch.ones_like(x, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.to(torch.float64)
+    return weights.new_zeros((minlength,)).index_add(0, x.to(torch.int64), weights)
 
 
 def _new_empty(func: Any, like: torch.Tensor, size: Any, stride: Any, **kwargs: Any) -> torch.Tensor:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.optim import Optimizer
@@ -19,22 +21,57 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from unisono._capture.expressions import Expression, Read, evaluate
 from unisono._capture.number import Number
 from unisono._capture.paths import Path, Walk, follow, paths_of
-from unisono._capture.places import user_line
+from unisono._capture.places import is_the_users, user_line
 from unisono._capture.readbacks import Readbacks
 from unisono._capture.settings import groups_of
 from unisono.errors import StepError
 
 #: The settings that PyTorch's schedulers change and that are single numbers.
 _SCHEDULED = ("lr", "momentum")
+#: What a scheduler changes of itself when it is called, and code that wraps it may name.
+CHANGES = ("_step_count", "last_epoch", "_last_lr")
 
 
 @dataclass
 class Scheduled:
-    """One call of a scheduler: where it is, its arguments, and whether it comes before the optimizer's step."""
+    """One call of a scheduler: where it is, its arguments, and whether it comes before the optimizer's step.
+
+    Of what it changes of itself, the step's code asks for what is ``asked``.
+    """
 
     path: Path
     arguments: list[Expression]
     first: bool
+    asked: list[str]
+
+    def unasked(self) -> list[Path]:
+        """Paths to what the scheduler changes of itself, and the step does not ask for."""
+        return [(*self.path, ("attr", name)) for name in CHANGES if name not in self.asked]
+
+    def watched(self) -> list[Path]:
+        """Paths to what the step asks for."""
+        return [(*self.path, ("attr", name)) for name in self.asked]
+
+
+class _Noting:
+    """An attribute of schedulers, who notes which of them the user's code asks for it."""
+
+    def __init__(self, name: str, asked: dict[int, list[str]]) -> None:
+        self._name, self._asked = name, asked
+
+    def __get__(self, scheduler: Any, _kind: type) -> Any:
+        if scheduler is None:
+            return self
+        asked = self._asked.setdefault(id(scheduler), [])
+        if self._name not in asked and is_the_users(sys._getframe(1).f_code.co_filename):
+            asked.append(self._name)
+        try:
+            return vars(scheduler)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+
+    def __set__(self, scheduler: Any, value: Any) -> None:
+        vars(scheduler)[self._name] = value
 
 
 class Schedules:
@@ -51,6 +88,7 @@ class Schedules:
         self._paths, self._reads = walk.paths, reads
         self._steps = {id(optimizer): 0 for optimizer in optimizers}
         self._after: set[int] = set()
+        self._asked: dict[int, list[str]] = {}
         self.calls: list[Scheduled] = []
 
     @contextlib.contextmanager
@@ -60,6 +98,9 @@ class Schedules:
             stack.callback(register_optimizer_step_pre_hook(self._begins).remove)
             stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
             stack.callback(lambda: [group.__setitem__(key, value) for group, key, value in reversed(self._set)])
+            for name in CHANGES:
+                noting = _Noting(name, self._asked)
+                stack.enter_context(mock.patch.object(LRScheduler, name, noting, create=True))
             for scheduler in self._found:
                 own = vars(scheduler)
                 reading = functools.partial(self._rates, scheduler)
@@ -87,7 +128,8 @@ class Schedules:
             if not first:
                 self._after.add(owner)
                 self._set_later(getattr(scheduler, "optimizer", None))
-            self.calls.append(Scheduled(self._paths[id(scheduler)], given, first))
+            asked = self._asked.setdefault(id(scheduler), [])
+            self.calls.append(Scheduled(self._paths[id(scheduler)], given, first, asked))
 
         return step
 
