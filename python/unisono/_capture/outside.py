@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from unisono import _native
+from unisono._capture import handed
 from unisono._capture.compared import FUNCTIONS, MOST_ENTRIES, SEQUENCES, differ, is_one_value, numbers_of, seen
 from unisono._capture.places import is_the_users
 from unisono._tree import Structure, classes_of
@@ -349,6 +350,34 @@ def _of_function(
     for variable, place in places(function):
         yield variable, place
         yield from _of_object(variable, value_at(*place), function.__code__, _MOST_LEVELS, met)
+    yield from _of_handed(name, function, owner)
+
+
+def _of_handed(name: str, function: types.FunctionType, owner: Any) -> Iterator[tuple[str, Place]]:
+    """What functions name of the objects that the code of a function hands to them."""
+    if handed.is_installed(function.__code__.co_filename):
+        return  # libraries hand nearly everything on
+    variables, attributes = handed.handed_on(function.__code__)
+    given = {variable: value_at(*place) for variable, place in places(function) if variable in variables}
+    own = getattr(owner, "__dict__", {})
+    if owner is not None and variables.intersection(function.__code__.co_varnames[:1]):
+        given[name] = owner  # it hands itself on
+    given |= {f"{name}.{key}": own[key] for key in sorted(attributes) if key in own}
+    given = {longer: value for longer, value in given.items() if handed.holds_settings(value)}
+    if given:
+        met = set[tuple[int, int]]()
+        for code in handed.called(function, owner, _named_by, _methods):
+            for longer, value in given.items():
+                yield from handed.places_in(longer, value, code, met)
+                yield from ((known, (holder, key)) for known, holder, key, _ in _of_own_classes(longer, value, code))
+
+
+def _of_own_classes(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
+    return iter(()) if isinstance(value, dict) else _of_classes(name, value, code)
+
+
+def _named_by(function: types.FunctionType) -> Iterator[Any]:
+    yield from (value_at(*place) for _, place in places(function))
 
 
 def _of_named_functions(
