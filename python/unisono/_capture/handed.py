@@ -29,8 +29,9 @@ def handed_on(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     for one, following in zip(instructions, [*instructions[1:], None], strict=True):
         if following is not None and following.opname in _INTO:
             continue
-        if one.opname in _VARIABLES:
-            variables.add(one.argval)
+        if one.opname.startswith(_VARIABLES):
+            # Some Python versions load two at once.
+            variables.update(one.argval if isinstance(one.argval, tuple) else (one.argval,))
         elif one.opname == "LOAD_ATTR":
             attributes.add(one.argval)
     for part in code.co_consts:
