@@ -219,6 +219,18 @@ BACKWARD = {
         )[0],
         [rand(4, 12, 6, 8), rand(4, 12, 5, 8) + 1, rand(4, 12, 5, 8) - 1, rand(4, 1, 6, 5)],
     ),
+    "cuDNN's attention over a sequence": (
+        lambda q, k, v: torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, compute_log_sumexp=True, scale=0.3
+        )[0],
+        [rand(2, 2, 12, 8).float(), rand(2, 2, 12, 8).float() + 1, rand(2, 2, 12, 8).float() - 1],
+    ),
+    "causal cuDNN's attention of grouped queries over a sequence": (
+        lambda q, k, v: torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, None, compute_log_sumexp=True, is_causal=True
+        )[0],
+        [rand(2, 4, 24, 8).float(), rand(2, 2, 24, 8).float() + 1, rand(2, 2, 24, 8).float() - 1],
+    ),
     "attention of another backend": (
         lambda q, k, v, m: torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q, k, v, m)[0],
         [rand(4, 12, 6, 8), rand(4, 12, 5, 8) + 1, rand(4, 12, 5, 8) - 1, rand(4, 12, 6, 5)],

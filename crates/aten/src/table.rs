@@ -591,13 +591,13 @@ pub static ROWS: &[Row] = &[
     ).random(Unless0(9)).never_empty(),
     op(
         "aten::_scaled_dot_product_cudnn_attention(query, key, value, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p, bool is_causal, bool return_debug_mask, float? scale) -> (Tensor, Tensor, Tensor, Tensor, int, int, Tensor, Tensor, Tensor)",
-        Factors(attention::masked),
+        Either(&[attention::masked, ring::forward, ring::forward_of_queries]),
         No,
         Flops(attention::forward_flops),
     ).random(Unless0(5)).never_empty(),
     op(
         "aten::_scaled_dot_product_cudnn_attention_backward(grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, Tensor? attn_bias, Tensor? cum_seq_q, Tensor? cum_seq_k, int max_q, int max_k, float dropout_p, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)",
-        Factors(attention::cudnn_backward),
+        Either(&[attention::cudnn_backward, ring::backward, ring::backward_of_queries]),
         InEach(&[0]),
         Flops(attention::backward_flops),
     ).random(Unless0(13)).never_empty(),

@@ -51,7 +51,8 @@ fn sequence(
     let [Some(positions), keys, values] = sizes(2) else { return None };
     let [features @ Some(_), of_keys, of_values] = sizes(3) else { return None };
     let alike = [keys, values] == [Some(positions); 2] && [of_keys, of_values] == [features; 2];
-    let masked = call.argument("attn_mask").and_then(|mask| call.operand_of_arg(mask)).is_some();
+    let mask = call.argument("attn_mask").or_else(|| call.argument("attn_bias"));
+    let masked = mask.and_then(|mask| call.operand_of_arg(mask)).is_some();
     let logarithms = if query == 0 { call.result(1) } else { call.operand(5) };
     let narrow = logarithms.dtype.bytes() < call.result(0).dtype.bytes();
     if !alike || masked || narrow || call.number(call.argument("dropout_p")?)? != 0.0 {

@@ -135,7 +135,8 @@ pub(super) fn of_some(out: &mut Emitter<'_>, found: &Found, kept: bool) -> Found
 pub(super) fn merged(out: &mut Emitter<'_>, found: Found, more: &Found) -> Found {
     let ahead = out.sum("sub", more.logarithms, found.logarithms);
     let weight = out.unary("sigmoid", ahead);
-    let weight = out.unsqueezed(weight, 3);
+    // cuDNN's logarithms have a dimension of one feature, others none.
+    let weight = if out.ty(weight).rank() == 3 { out.unsqueezed(weight, 3) } else { weight };
     let result = out.lerp(found.result, more.result, weight);
     Found { result, logarithms: out.binary("logaddexp", found.logarithms, more.logarithms), ..found }
 }
