@@ -27,6 +27,8 @@ use crate::{
 
 /// How much longer than what is known a quick search may say that a pipeline takes, in percent, for it to be tried further.
 const NEAR: i64 = 10;
+/// Maximum number of stages that is tried where none is asked for.
+const MOST_TRIED: u32 = 64;
 
 /// What is promised for two pipelines is kept alike but for this part of it.
 const ALIKE: f64 = 0.06;
@@ -90,7 +92,7 @@ impl Sought<'_> {
     /// The numbers of stages.
     fn counts(&self) -> impl Iterator<Item = u32> {
         let Self { ranks, stages, .. } = *self;
-        let is_asked = move |count: &u32| stages.is_none_or(|asked| asked == *count);
+        let is_asked = move |count: &u32| stages.map_or(*count <= MOST_TRIED, |asked| asked == *count);
         (2..=ranks.min(StageSet::MOST)).filter(move |count| ranks.is_multiple_of(*count) && is_asked(count))
     }
 }

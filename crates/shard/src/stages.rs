@@ -18,15 +18,15 @@ pub use cut::stage_graphs;
 
 /// Some of the stages, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct StageSet(u64);
+pub struct StageSet(u128);
 
 impl StageSet {
     /// A set has a bit for each.
-    pub const MOST: u32 = 64;
+    pub const MOST: u32 = 128;
 
     /// All of so many.
     pub const fn all(stages: u32) -> Self {
-        Self(if stages >= Self::MOST { u64::MAX } else { (1 << stages) - 1 })
+        Self(if stages >= Self::MOST { u128::MAX } else { (1 << stages) - 1 })
     }
 
     /// One alone.
@@ -58,7 +58,7 @@ impl StageSet {
 
     /// The stages in their order.
     pub fn stages(self) -> impl Iterator<Item = u32> {
-        (0..Self::MOST).filter(move |stage| self.has(*stage))
+        (0..Self::MOST - self.0.leading_zeros()).filter(move |stage| self.has(*stage))
     }
 
     /// The first stage.
@@ -70,5 +70,26 @@ impl StageSet {
 impl FromIterator<u32> for StageSet {
     fn from_iter<T: IntoIterator<Item = u32>>(stages: T) -> Self {
         stages.into_iter().fold(Self::default(), |set, stage| set.with(Self::one(stage)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_each_of_the_most_stages() {
+        let all = StageSet::all(StageSet::MOST);
+        assert!(all.stages().eq(0..StageSet::MOST));
+        let last = StageSet::one(StageSet::MOST - 1);
+        assert_eq!(all.without(last), StageSet::all(StageSet::MOST - 1));
+        assert_eq!((last.first(), StageSet::default().first()), (Some(StageSet::MOST - 1), None));
+    }
+
+    #[test]
+    fn stages_of_a_set_are_in_their_order() {
+        let some: StageSet = [104, 3, 64].into_iter().collect();
+        assert!(some.stages().eq([3, 64, 104]));
+        assert!(some.has(64) && !some.has(65));
     }
 }
