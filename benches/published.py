@@ -9,7 +9,8 @@ blocks, unless the run did not. What a framework does otherwise than the program
 operations are compiled, which kernel attention is, whether collectives along the tensor axis pass behind pieces of products, or copy. Of
 all that a preset says one number is fitted for each device: what part of the rates of products and attention is reached. It is fitted once
 more to every other run, and what that says of those between is printed last. With `--free` the same global batch is planned on the same
-devices freely, on the run's mesh, within the device's memory, under the same number.
+devices freely, on the run's mesh, within the device's memory, under the same number. With `--unfitted` the runs are those of
+`published_unfitted.toml`, under the number that stands beside each device in `published.toml`: nothing is fitted to them.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Run:
             "whole_heads": False,
             "plain_loss": False,
             "step_s": None,
+            "tflops": None,
             "whole_sequence": False,
             "reduces_wide": False,
             "state": "sharded",
@@ -117,7 +119,8 @@ class Run:
 
     @property
     def published_s(self) -> float:
-        return self.step_s or self.sequences * self.sequence / (self.tokens * self.ranks)
+        tokens = self.tflops * 1e12 / self.flops_per_token if self.tflops else self.tokens
+        return self.step_s or self.sequences * self.sequence / (tokens * self.ranks)
 
     def plan(self, share: float, *, fuse: bool, **settings: Any) -> Plan:
         """A plan on the run's mesh."""
@@ -146,19 +149,19 @@ class Run:
 
     def pins(self) -> dict[str, dict[str, str]]:
         """The run's plan."""
-        sharded = {"data": "shard(0)"}
-        if self.context > 1:
-            state = sharded | {"context": "shard(0)"}
-            return {"batch.*": sharded | {"context": "shard(1)"}, "params.*": state, "optimizer.*": state}
-        pins = {"batch.*": sharded, "params.*": sharded, "optimizer.*": sharded}
+        batch = {"data": "shard(0)"} | ({"context": "shard(1)"} if self.context > 1 else {})
+        over = [axis for axis in ("data", "context") if axis == "data" or self.context > 1]
+        state = dict.fromkeys(over, "replicate" if self.state == "whole" else "shard(0)")
+        pins = {"batch.*": batch, "params.*": state, "optimizer.*": state}
         if self.tensor == 1:
             return pins
-        pins["batch.*"] = sharded | {"tensor": "replicate"}
+        pins["batch.*"] = batch | {"tensor": "replicate"}
         pins["outputs.blocks.*"] = {"tensor": "replicate" if self.whole_sequence else "shard(1)"}
         # With the batch whole along the tensor axis, products use weights as they are stored there: columns, then rows. Along the data
         # axis, which is the outer one, the other dimension is stored in parts, or heads would be dealt out in blocks.
         for dim, names in enumerate((("q", "k", "v", "gate", "up", "head", "embedding"), ("o", "down"))):
-            stored = {"data": f"shard({1 - dim})", "tensor": f"shard({dim})"}
+            stored = dict.fromkeys(over, "replicate" if self.state == "whole" else f"shard({1 - dim})")
+            stored["tensor"] = f"shard({dim})"
             pins |= {f"params.*{name}.weight": stored for name in names}
         if self.shape.tied:
             del pins["params.*head.weight"]
@@ -196,12 +199,13 @@ class Run:
     def seconds(self, planned: Figures) -> float:
         """A step as the run's framework takes it: it waits for all collectives of activations along the tensor axis, and copies what they
         move, or, where these are asynchronous, for what pieces of products do not hide. A distributed optimizer gathers parameters once,
-        behind the first micro-batch, and reduces gradients once, behind the last."""
+        behind the first micro-batch, and reduces gradients once, behind the last; without one gradients are summed at the end."""
         figures = planned.run
         collectives = figures["collectives"]
         along = [one for one in collectives if (one["axis"], one["of"]) == ("tensor", "activations")]
-        behind = [one for one in collectives if one["axis"] == "data" and self.state == "optimizer"]
+        behind = [one for one in collectives if one["axis"] == "data" and self.state != "sharded"]
         waited = sum(one["ms"] for one in along) / 1e3
+        waited += sum(one["ms"] for one in behind) / 1e3 if self.state == "whole" else 0.0
         if self.batch_first:
             moved = sum(one["bytes"] for one in along if one["kind"] in {"all_gather", "reduce_scatter"})
             waited += self.walked(moved + moved)
@@ -231,6 +235,9 @@ class Run:
         kept = [one for one in planned.plain["held"] if one["category"] == "temporary"]
         if self.tensor > 1:
             nbytes -= sum(one["bytes"] for one in kept if one["module"].rpartition(".")[2] in PRODUCTS)
+        # What the head reads is gathered by ranks first, and copied: the gap is too small for logits.
+        if self.batch_first:
+            nbytes += 2 * tokens * shape.width
         # PyTorch keeps all that a policy names, also the last product of a block, which nothing of backward reads.
         if shape.recompute == "selective" and not self.compiled:
             nbytes += 2 * shape.layers * tokens * shape.width
@@ -323,10 +330,14 @@ def main() -> None:
         "part", nargs="?", default="", help="only runs whose device, precision and id have this in them"
     )
     parser.add_argument("--free", action="store_true", help="plan freely too")
+    parser.add_argument("--unfitted", action="store_true", help="runs that nothing is fitted to")
     wanted = parser.parse_args()
     content = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+    rows = content["runs"]
+    if wanted.unfitted:
+        rows = tomllib.loads(Path(__file__).with_name("published_unfitted.toml").read_text())["runs"]
     groups: dict[str, list[Run]] = {}
-    for given in content["runs"]:
+    for given in rows:
         if wanted.part in f"{given['device']} {given['precision']} {given['id']}":
             groups.setdefault(given["device"], []).append(run_of(given, content))
     print("| run | published s | predicted s | error | GiB: published | reserved | alive | planned freely s | CPU s |")
@@ -334,29 +345,37 @@ def main() -> None:
     errors, of_memory, of_others = [], [], {}
     for device, runs in groups.items():
         start = time.process_time()
-        whole = [run for run in runs if run.stages == 1]
-        share, fits = fitted([run for run in whole if run.context == run.tensor == 1] or whole or runs)
-        of_others |= checked(fits)
+        share = content["devices"][device]["share"]
+        if not wanted.unfitted:
+            whole = [run for run in runs if run.stages == 1]
+            share, fits = fitted([run for run in whole if run.context == run.tensor == 1] or whole or runs)
+            of_others |= checked(fits)
         title = f"{content['devices'][device]['title']}, {share:.3f} of the preset's rates"
         print(f"| **{title}** | | | | | | | | {time.process_time() - start:.0f} |", flush=True)
         for run in runs:
-            start = time.process_time()
-            planned = run.planned(share)
-            took = time.process_time() - start
-            predicted, held = run.seconds(planned), run.reserved(planned) / 2**30
-            error = predicted / run.published_s - 1
+            error, of_held = report(run, share, free=wanted.free)
             errors.append(error)
-            of_memory += [held / run.memory_gib - 1] if run.memory_gib else []
-            free = run.freely(share) if wanted.free else None
-            print(
-                f"| {run.id}, {run.precision} | {run.published_s:.3f} | {predicted:.3f} | {error:+.1%} | "
-                f"{run.memory_gib or ''} | {held:.1f} | {planned.plain['peak_bytes'] / 2**30:.1f} | "
-                f"{'' if free is None else format(free['step_ms'] / 1e3, '.3f')} | {took:.1f} |",
-                flush=True,
-            )
+            of_memory += of_held
     print(f"\nmean error of the step time {said(errors)}; of memory {said(of_memory)}")
-    print(f"fitted to every other run without tensor parallelism, of the others: {said(list(of_others.values()))}")
-    print("; ".join(f"{run} {error:+.1%}" for run, error in of_others.items()))
+    if of_others:
+        print(f"fitted to every other run without tensor parallelism, of the others: {said(list(of_others.values()))}")
+        print("; ".join(f"{run} {error:+.1%}" for run, error in of_others.items()))
+
+
+def report(run: Run, share: float, *, free: bool) -> tuple[float, list[float]]:
+    """Prints a run's line; gives the errors of its step time, and of its memory where that was published."""
+    start = time.process_time()
+    planned = run.planned(share)
+    took = time.process_time() - start
+    predicted, held = run.seconds(planned), run.reserved(planned) / 2**30
+    error = predicted / run.published_s - 1
+    freely = format(run.freely(share)["step_ms"] / 1e3, ".3f") if free else ""
+    print(
+        f"| {run.id}, {run.precision} | {run.published_s:.3f} | {predicted:.3f} | {error:+.1%} | "
+        f"{run.memory_gib or ''} | {held:.1f} | {planned.plain['peak_bytes'] / 2**30:.1f} | {freely} | {took:.1f} |",
+        flush=True,
+    )
+    return error, [held / run.memory_gib - 1] if run.memory_gib else []
 
 
 def said(errors: Sequence[float]) -> str:
