@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
+import msgpack
 import pytest
 import steps
 import torch
 import torch.nn.functional as F
 from eager import Training, compare
+from side_by_side import train
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import unisono
 from unisono.plans import Plan
@@ -200,6 +205,89 @@ def test_a_tensor_axis_leaves_the_samples_to_the_slices():
     # There are as many samples as ranks: each could have one, which cannot be sliced.
     whole, sliced = (planned_perceptrons(count, {"tensor": 4}, pins, **size) for count in (1, 4))
     assert sliced["peak_bytes"] <= 0.5 * whole["peak_bytes"]
+
+
+class Checkpointed(nn.Module):
+    """Residual perceptrons with dropout, of which each is run again in backward."""
+
+    class Block(nn.Module):
+        """One of them."""
+
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.up, self.down = (
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                nn.Linear(4 * width, width),
+            )
+
+        def forward(self, x_BTD):
+            return x_BTD + F.dropout(self.down(F.gelu(self.up(self.norm(x_BTD)))), 0.1)
+
+    def __init__(self, width):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(64, width), nn.Linear(width, 64, bias=False)
+        self.blocks = nn.ModuleList(self.Block(width) for _ in range(3))
+
+    def forward(self, x_BT):
+        x_BTD = F.dropout(self.embedding(x_BT), 0.1)
+        for block in self.blocks:
+            x_BTD = checkpoint(block, x_BTD, use_reentrant=False)
+        return self.head(x_BTD)
+
+
+#: Whole sequences of all samples between blocks.
+WHOLE_BETWEEN = {
+    "batch.*": {"tensor": "replicate"},
+    "outputs.blocks.*": {"tensor": "replicate"},
+    "params.*up.weight": {"tensor": "shard(0)"},
+    "params.*head.weight": {"tensor": "shard(0)"},
+    "params.*down.weight": {"tensor": "shard(1)"},
+}
+
+
+def checkpointed(width, batch, length, device):
+    """The step of these, captured."""
+    with torch.device(device):
+        model, x_BT = Checkpointed(width), torch.zeros(batch, length, dtype=torch.int64)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x_BT, y_BT):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    kind = "h100" if device == "meta" else None
+    return unisono.capture(step, model=model, optimizer=optimizer, example=(x_BT, x_BT), rng="counter", device=kind)
+
+
+def test_what_is_whole_between_blocks_is_sliced_there_where_ranks_take_their_samples_of_it():
+    graph = checkpointed(512, 16, 256, "meta")
+    whole, sliced = (
+        graph.plan("h100:1x2", mesh={"tensor": 2}, micro_batches=count, pins=WHOLE_BETWEEN).figures()["peak_bytes"]
+        for count in (1, 4)
+    )
+    assert sliced <= 0.5 * whole
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_take_their_samples_of_what_is_sliced_train_as_one_does(ranks):
+    torch.manual_seed(0)
+    graph = checkpointed(16, 8, 4, "cpu")
+    batches = [[*torch.randint(0, 64, (2, 8, 4))] for _ in range(3)]
+
+    def trained(**settings):
+        torch.manual_seed(7)
+        plan = graph.native.plan(steps.EAGER_TO_CUT, msgpack.packb(settings))
+        return train(graph, plan, batches, random.Random(0))
+
+    losses, parameters = trained(mesh={"tensor": 1})
+    for count in (2, 4):
+        mine, of_ranks = trained(mesh={"tensor": ranks}, micro_batches=count, pins=WHOLE_BETWEEN)
+        torch.testing.assert_close(mine, losses, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(of_ranks, parameters, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::unisono.errors.CaptureNotice")

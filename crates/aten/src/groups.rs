@@ -60,7 +60,7 @@ fn as_sharded(row: &Row, call: &Call<'_>, (slot, dim): (Slot, usize), ranks: u32
 fn has_its_size_from_operands(row: &Row, strategy: &Strategy) -> bool {
     let in_groups = |placement: &Placement| placement.is_groups();
     let can_be_left_out = match row.sizes {
-        Sizes::None | Sizes::Splits(_) | Sizes::Pieces { .. } => true,
+        Sizes::None | Sizes::Splits(_) | Sizes::Pieces { .. } | Sizes::Span { .. } => true,
         Sizes::Shape(_) => matches!(row.strides, Strides::Reshaped | Strides::Expanded),
         Sizes::Batch(_) => false,
     };

@@ -104,6 +104,11 @@ pub enum Sizes {
     Batch(usize),
     /// Sizes of parts of the first dimension, of the operand and of the result alike.
     Splits(&'static [usize]),
+    /// Where the result begins and ends along a dimension of the operand, of which it is one of several equal pieces wherever that is sharded.
+    Span {
+        /// The argument with the dimension; the next two are the span.
+        dim: usize,
+    },
     /// The size or sizes of the results along a dimension of the operand.
     Pieces {
         /// The argument with the sizes.

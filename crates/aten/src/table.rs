@@ -363,7 +363,7 @@ pub static ROWS: &[Row] = &[
     op("aten::squeeze.dims(self, int[] dim)", Factors(views::squeeze), Stacked, View).view(Strides::Squeezed).identity(),
     sized("aten::expand(self, int[] size, bool implicit)", Factors(views::expand), Jointly, View, 1).memory(Repeating).identity().strides(Strides::Expanded),
     op("aten::select.int(self, int dim, int index)", Factors(views::select), Jointly, View).view(Strides::Selected),
-    op("aten::slice.Tensor(self, int dim, int? start, int? end, int step)", Factors(views::along_arg_1), Jointly, View).view(Strides::Sliced).identity(),
+    op("aten::slice.Tensor(self, int dim, int? start, int? end, int step)", Factors(views::along_arg_1), Jointly, View).view(Strides::Sliced).identity().sizes(Sizes::Span { dim: 1 }),
     op("aten::unbind.int(self, int dim) -> Tensor[]", Factors(join::unbind), Jointly, View).view(Strides::Selected),
     op("aten::split.Tensor(self, int split_size, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),
     op("aten::split_with_sizes(self, int[] split_sizes, int dim) -> Tensor[]", Seeded(join::split), Jointly, View).view(Strides::Kept).sizes(Sizes::Pieces { sizes: 1, dim: 2 }),

@@ -13,6 +13,8 @@ type Follows = SmallVec<[(usize, Placement); 4]>;
 pub struct Follower<'g> {
     graph: &'g Graph,
     ranks: u32,
+    /// Whether these are iterations, of which each takes its part of one of several pieces.
+    takes_pieces: bool,
     /// A number for each type.
     types: FxHashMap<&'g TensorType, u32>,
     /// The number of each operation that was met, from 1 on: the same for those of one operator, with the same arguments and types.
@@ -30,7 +32,20 @@ impl<'g> Follower<'g> {
             types.entry(&value.ty).or_insert(next);
         }
         let (by_key, known) = (FxHashMap::default(), FxHashMap::default());
-        Self { graph, ranks, types, numbers: SecondaryMap::with_default(0), by_key, known }
+        Self {
+            graph,
+            ranks,
+            takes_pieces: false,
+            types,
+            numbers: SecondaryMap::with_default(0),
+            by_key,
+            known,
+        }
+    }
+
+    /// The same, along the iterations of micro-batches.
+    pub fn of_iterations(graph: &'g Graph, iterations: u32) -> Self {
+        Self { takes_pieces: true, ..Self::new(graph, iterations) }
     }
 
     /// The shardings of other operands and results of `node` that follow when `value` is sharded by `offer`.
@@ -43,7 +58,9 @@ impl<'g> Follower<'g> {
         let Some(row) = aten::row_of(&graph.ops[graph.nodes[node].op]) else { return SmallVec::new() };
         // An even shard of one block stays one except where dimensions are regrouped.
         let Placement::Shard { blocks, .. } = offer else { return SmallVec::new() };
-        if blocks == 1 && !regroups(row) && !offer.is_uneven(&graph.ty(value).shape, self.ranks) {
+        let is_piece = self.takes_pieces && graph.op_name(node) == aten::SLICE;
+        if blocks == 1 && !regroups(row) && !is_piece && !offer.is_uneven(&graph.ty(value).shape, self.ranks)
+        {
             return SmallVec::new();
         }
         self.implied_by(row, node, (value, offer))
@@ -71,9 +88,10 @@ impl<'g> Follower<'g> {
         let values: SmallVec<[ValueId; 8]> = values().collect();
         let mut found = SmallVec::new();
         for at in (0..values.len()).filter(|at| values[*at] == value) {
-            let ranks = self.ranks;
+            let (ranks, takes_pieces) = (self.ranks, self.takes_pieces);
             let known = self.known.entry((number, at, offer));
-            let follows = known.or_insert_with(|| follows(row, &Call::new(graph, node), (at, offer), ranks));
+            let follows = known
+                .or_insert_with(|| follows((row, takes_pieces), &Call::new(graph, node), (at, offer), ranks));
             found.extend(follows.iter().map(|(at, placement)| (values[*at], *placement)));
         }
         found
@@ -94,10 +112,18 @@ impl<'g> Follower<'g> {
 }
 
 /// What follows from a sharding of one of an operation's operands and results.
-fn follows(row: &Row, call: &Call<'_>, (at, offer): (usize, Placement), ranks: u32) -> Follows {
+fn follows(
+    (row, takes_pieces): (&Row, bool),
+    call: &Call<'_>,
+    (at, offer): (usize, Placement),
+    ranks: u32,
+) -> Follows {
     let operands = call.operands.len();
     let slot = if at < operands { Slot::Operand(at) } else { Slot::Result(at - operands) };
-    let strategy = Seed::of(slot, offer).and_then(|seed| aten::seeded(row, call, seed, ranks));
+    let strategy = Seed::of(slot, offer).and_then(|seed| {
+        let piece = || aten::one_piece(call, seed, ranks).filter(|_| takes_pieces);
+        aten::seeded(row, call, seed, ranks).or_else(piece)
+    });
     let placed = strategy.iter().flat_map(|strategy| strategy.operands.iter().chain(&strategy.results));
     let placed = placed.copied().enumerate();
     placed.filter(|(_, placement)| matches!(placement, Placement::Shard { .. })).collect()

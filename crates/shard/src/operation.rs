@@ -121,6 +121,17 @@ impl Realised<'_> {
                     }
                 }
             }
+            Sizes::Span { dim } => {
+                let along = self.call.dim(dim, self.call.operand(0).rank());
+                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
+                if let (true, Some(along)) = (sharded, along) {
+                    let (whole, piece) = (self.call.operand(0).shape[along], self.result_shape(0)[along]);
+                    let start = self.call.int(dim + 1).map_or(0, |at| if at < 0 { at + whole } else { at });
+                    let before = start / self.call.result(0).shape[along];
+                    args[dim + 1] = Arg::Int(before * piece);
+                    args[dim + 2] = Arg::Int((before + 1) * piece);
+                }
+            }
             Sizes::Pieces { sizes, dim } => {
                 let along = self.call.dim(dim, self.call.operand(0).rank());
                 let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);

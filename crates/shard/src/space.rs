@@ -159,6 +159,13 @@ impl Space {
         let seeds: Vec<Seed> = if is_after { Vec::new() } else { self.seeds(&call).collect() };
         let mut strategies = aten::strategies(row, &call, &seeds, self.axis.size);
         strategies.extend(self.divided.strategies(graph, node));
+        if self.axis.kind == AxisKind::Time {
+            for piece in seeds.iter().filter_map(|seed| aten::one_piece(&call, *seed, self.axis.size)) {
+                if !strategies.contains(&piece) {
+                    strategies.push(piece);
+                }
+            }
+        }
         // Micro-batches are one after another on the same rank: none sends to another.
         strategies.retain(|one| self.axis.kind != AxisKind::Time || !one.realise.permutes());
         strategies.retain(|one| self.sizes.is_empty() || !self.divides_run_time_sizes(&call, one));
@@ -195,7 +202,10 @@ impl Space {
     /// inside blocks, or in chunks of another size, on either side. Even ones come first, and no uneven one takes their place.
     fn offer(&mut self, graph: &Graph, offered: Offered) {
         let users = users(graph);
-        let mut follower = Follower::new(graph, self.axis.size);
+        let mut follower = match self.axis.kind {
+            AxisKind::Time => Follower::of_iterations(graph, self.axis.size),
+            AxisKind::Ranks | AxisKind::Stage => Follower::new(graph, self.axis.size),
+        };
         let ranks = i64::from(self.axis.size);
         self.offer_where(graph, (&users, &mut follower), MOST_OFFERS, |size| size % ranks == 0);
         if offered != Offered::Even {

@@ -187,6 +187,74 @@ fn backward_does_not_wait_for_a_gradient_that_must_be_whole() {
     .assert_eq(&program.join("\n\n"));
 }
 
+/// What the second of two ranks reads of samples that both have whole, in both of their pieces.
+const PIECE: &str = r#"unisono graph 2
+op aten::neg(Tensor self) -> Tensor
+op aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+op aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
+input v0: f32[8, 4] = batch "batch.x"
+part forward
+v1: f32[8, 4] = aten::neg(v0)
+v2: f32[4, 4] = aten::slice.Tensor(v1, 0, -4, 9223372036854775807, 1)
+v3: f32[4, 4] = aten::neg(v2)
+v4: f32[] = aten::sum(v3, none)
+return v4
+"#;
+
+/// All rows of a piece in slices, and what it is a piece of in as many blocks as there are pieces.
+fn in_pieces(graph: &Graph, axis: &MeshAxis) -> Assignment {
+    let space = Space::new(graph, axis, Offered::Even);
+    let blocks = |blocks| Placement::Shard { dim: 0, blocks, chunk: 0 };
+    let wanted = [(blocks(2), blocks(2)), (blocks(2), blocks(1)), (blocks(1), blocks(1))];
+    let sum = (blocks(1), Placement::Partial(Reduce::Sum));
+    let pairs = graph.order.iter().zip(wanted.into_iter().chain([sum]));
+    let chosen = pairs.filter_map(|(id, (operand, result))| {
+        let is_wanted = |one: &&Strategy| one.operands[0] == operand && one.results[0] == result;
+        Some((*id, space.strategies(*id).iter().find(is_wanted)?.clone()))
+    });
+    Assignment { nodes: chosen.collect(), ..Assignment::default() }
+}
+
+#[test]
+fn each_iteration_takes_its_part_of_one_of_several_pieces() {
+    let graph = Graph::from_text("step", PIECE).unwrap();
+    let assignment = in_pieces(&graph, &MeshAxis::micro_batches(2));
+    assert_eq!(assignment.nodes.iter().count(), 4, "no strategy takes a piece");
+    let mesh = Mesh { axes: vec![MeshAxis::micro_batches(2)] };
+    let program = partition_mesh(&graph, &mesh, 0, |graph, axis| Ok(in_pieces(graph, axis))).unwrap();
+    ir::verify(&program).unwrap();
+    let text = program.to_string();
+    let program: Vec<&str> = text.split("\n\n").skip(2).collect();
+    expect![[r#"
+        input v0: f32[8, 4] = batch "batch.x"
+
+        v1: f32[2, 2, 2, 4] = aten::view(v0, [2, 2, 2, 4]) @l0
+        part forward 0
+        v2: f32[2, 2, 4]{16, 4, 1} = aten::select.int(v1, 1, 0) @l0
+        v3: f32[2, 2, 4] = aten::clone(v2, format(contiguous)) @l0
+        v4: f32[4, 4] = aten::view(v3, [4, 4]) @l0
+        v5: f32[4, 4] = aten::neg(v4)
+        v6: f32[2, 4] = aten::slice.Tensor(v5, 0, 2, 4, 1)
+        v7: f32[2, 4] = aten::neg(v6)
+        v8: f32[] = aten::sum(v7, none)
+        part forward 1
+        v9: f32[2, 2, 4]{16, 4, 1} = aten::select.int(v1, 1, 1) @l0
+        v10: f32[2, 2, 4] = aten::clone(v9, format(contiguous)) @l0
+        v11: f32[4, 4] = aten::view(v10, [4, 4]) @l0
+        v12: f32[4, 4] = aten::neg(v11)
+        v13: f32[2, 4] = aten::slice.Tensor(v12, 0, 2, 4, 1)
+        v14: f32[2, 4] = aten::neg(v13)
+        v15: f32[] = aten::sum(v14, none)
+        v16: f32[] = aten::add.Tensor(v8, v15, 1) @l1
+
+        return v16
+
+        label l0 "reshard batch.x on micro_batches: replicate -> shard(0, 2)"
+        label l1 "reshard v4 of aten::sum in `` on micro_batches: partial(sum) -> replicate"
+    "#]]
+    .assert_eq(&program.join("\n\n"));
+}
+
 /// A layer whose weight, and its gradient, ranks along an outer axis hold shards of.
 const LAYER: &str = r#"unisono graph 2
 op aten::mm(Tensor self, Tensor mat2) -> Tensor

@@ -31,6 +31,43 @@ pub fn split(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
     (!is_empty || in_sizes).then_some(found)
 }
 
+/// The operator of [`one_piece`].
+pub const SLICE: &str = "aten::slice.Tensor";
+
+/// `slice(x, dim, start, end)` that takes one of several equal pieces along `dim`: where each piece of the whole is sharded, so is the one.
+pub fn one_piece(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    if call.name() != SLICE || call.int(4).is_some_and(|step| step != 1) {
+        return None;
+    }
+    let dim = call.dim(1, call.operand(0).rank())?;
+    let (whole, piece) = (call.size(0, dim)?, call.result_size(0, dim)?);
+    let start = call.int(2).map_or(0, |start| if start < 0 { start + whole } else { start });
+    if seed.dim != dim
+        || seed.chunk != 0
+        || piece < 1
+        || whole <= piece
+        || whole % piece != 0
+        || start % piece != 0
+    {
+        return None;
+    }
+    let pieces = u32::try_from(whole / piece).ok()?;
+    let blocks = match seed.slot {
+        Slot::Operand(_) if seed.blocks.is_multiple_of(pieces) => seed.blocks / pieces,
+        Slot::Operand(_) => return None,
+        Slot::Result(_) => seed.blocks,
+    };
+    if piece % i64::from(blocks.checked_mul(ranks)?) != 0 {
+        return None;
+    }
+    let in_blocks = |blocks: u32| Some(Placement::Shard { dim: u8::try_from(dim).ok()?, blocks, chunk: 0 });
+    Some(Strategy {
+        operands: SmallVec::from_elem(in_blocks(blocks.checked_mul(pieces)?)?, 1),
+        results: SmallVec::from_elem(in_blocks(blocks)?, 1),
+        realise: Realise::Plain,
+    })
+}
+
 /// The strategy of a join or split along `dim` into `pieces`, from a seed on the joined tensor or on a piece.
 fn joined(
     call: &Call<'_>,
