@@ -373,7 +373,10 @@ def _of_handed(name: str, function: types.FunctionType, owner: Any) -> Iterator[
 
 
 def _of_own_classes(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, Any, Any, bool]]:
-    return iter(()) if isinstance(value, dict) else _of_classes(name, value, code)
+    """What it has from its classes, but what the code puts into the object itself: that is there behind the first step."""
+    if not isinstance(value, dict):
+        stored = names_loaded(code, "STORE_ATTR")
+        yield from (one for one in _of_classes(name, value, code) if one[2] not in stored)
 
 
 def _named_by(function: types.FunctionType) -> Iterator[Any]:
