@@ -219,7 +219,7 @@ fn in_pieces(graph: &Graph, axis: &MeshAxis) -> Assignment {
 fn each_iteration_takes_its_part_of_one_of_several_pieces() {
     let graph = Graph::from_text("step", PIECE).unwrap();
     let assignment = in_pieces(&graph, &MeshAxis::micro_batches(2));
-    assert_eq!(assignment.nodes.iter().count(), 4, "no strategy takes a piece");
+    assert_eq!(assignment.nodes.len(), 4, "no strategy takes a piece");
     let mesh = Mesh { axes: vec![MeshAxis::micro_batches(2)] };
     let program = partition_mesh(&graph, &mesh, 0, |graph, axis| Ok(in_pieces(graph, axis))).unwrap();
     ir::verify(&program).unwrap();
