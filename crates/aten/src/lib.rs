@@ -33,7 +33,7 @@ pub use row::{
     Draw, Fill, Groups, Linear, ListForm, Memory, Parameter, Random, Rewrite, Role, Row, Rule, Sizes,
     Strides, Work,
 };
-pub use rules::join::{SLICE, one_piece};
+pub use rules::join::{SLICE, one_piece, piece_of};
 pub use strategies::{is_norm, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};
 pub use table::{ROWS, list_forms, row, row_in_place, row_of};

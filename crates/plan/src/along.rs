@@ -135,17 +135,17 @@ impl Along<'_> {
         let offers: BTreeSet<Placement> = offers.copied().collect();
         let mut found = Vec::new();
         for placement in offers {
-            let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
-            let mut demands = self.demands.clone();
-            demands.inputs.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
             if self.run.has_done_enough() {
                 break;
             }
+            let sharded = batch().filter(|(id, _)| can_be(self.graph, self.space, *id, placement));
+            let mut demands = self.demands.clone();
+            demands.inputs.extend(sharded.map(|(id, _)| (id, Demand { placement, soft: true })));
             let branch = Along { demands: &demands, ..*self };
             match branch.solutions(true) {
                 Ok(kept) if self.is_kept(&kept) => found.extend(kept),
                 // An error says that nothing shards it so.
-                Ok(_) | Err(_) if self.run.has_done_enough() => {}
+                _ if self.run.has_done_enough() => {}
                 Ok(_) | Err(_) => found.extend(branch.solutions(false).unwrap_or_default()),
             }
         }

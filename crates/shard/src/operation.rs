@@ -122,20 +122,15 @@ impl Realised<'_> {
                 }
             }
             Sizes::Span { dim } => {
-                let along = self.call.dim(dim, self.call.operand(0).rank());
-                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
-                if let (true, Some(along)) = (sharded, along) {
-                    let (whole, piece) = (self.call.operand(0).shape[along], self.result_shape(0)[along]);
-                    let start = self.call.int(dim + 1).map_or(0, |at| if at < 0 { at + whole } else { at });
-                    let before = start / self.call.result(0).shape[along];
-                    args[dim + 1] = Arg::Int(before * piece);
-                    args[dim + 2] = Arg::Int((before + 1) * piece);
+                let number = aten::piece_of(self.call).map(|(_, number)| number);
+                if let (Some(along), Some(number)) = (self.sharded_along(dim), number) {
+                    let piece = self.result_shape(0)[along];
+                    args[dim + 1] = Arg::Int(number * piece);
+                    args[dim + 2] = Arg::Int((number + 1) * piece);
                 }
             }
             Sizes::Pieces { sizes, dim } => {
-                let along = self.call.dim(dim, self.call.operand(0).rank());
-                let sharded = matches!(self.strategy.operands[0], Placement::Shard { dim, .. } if Some(usize::from(dim)) == along);
-                if let (true, Some(along)) = (sharded, along) {
+                if let Some(along) = self.sharded_along(dim) {
                     // Pieces of one size, each of which is sharded.
                     let piece = self.result_shape(0)[along];
                     match &mut args[sizes] {
@@ -147,6 +142,13 @@ impl Realised<'_> {
             }
         }
         args
+    }
+
+    /// The dimension that an argument names, where the first operand is sharded along it.
+    fn sharded_along(&self, arg: usize) -> Option<usize> {
+        let along = self.call.dim(arg, self.call.operand(0).rank())?;
+        let Placement::Shard { dim, .. } = self.strategy.operands[0] else { return None };
+        (usize::from(dim) == along).then_some(along)
     }
 
     /// The local shape of the result as the operation is told it: sizes that are known at run time only are left out.

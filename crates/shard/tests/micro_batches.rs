@@ -201,6 +201,22 @@ v4: f32[] = aten::sum(v3, none)
 return v4
 "#;
 
+#[test]
+fn a_slice_that_begins_before_all_takes_the_first_piece() {
+    let slices =
+        [("-4, 8", 4, Some(1)), ("-100, 4", 4, Some(0)), ("none, 4", 4, Some(0)), ("-3, 8", 3, None)];
+    for (span, size, number) in slices {
+        let text =
+            PIECE.replace("-4, 9223372036854775807", span).replace("f32[4, 4]", &format!("f32[{size}, 4]"));
+        let graph = Graph::from_text("step", &text).unwrap();
+        assert_eq!(
+            aten::piece_of(&aten::Call::new(&graph, graph.order[1])),
+            number.map(|at| (0, at)),
+            "{span}"
+        );
+    }
+}
+
 /// All rows of a piece in slices, and what it is a piece of in as many blocks as there are pieces.
 fn in_pieces(graph: &Graph, axis: &MeshAxis) -> Assignment {
     let space = Space::new(graph, axis, Offered::Even);

@@ -34,23 +34,26 @@ pub fn split(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
 /// The operator of [`one_piece`].
 pub const SLICE: &str = "aten::slice.Tensor";
 
-/// `slice(x, dim, start, end)` that takes one of several equal pieces along `dim`: where each piece of the whole is sharded, so is the one.
-pub fn one_piece(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+/// The dimension that `slice(x, dim, start, end)` slices, and which of several equal pieces along it it takes; none where it takes none.
+pub fn piece_of(call: &Call<'_>) -> Option<(usize, i64)> {
     if call.name() != SLICE || call.int(4).is_some_and(|step| step != 1) {
         return None;
     }
     let dim = call.dim(1, call.operand(0).rank())?;
     let (whole, piece) = (call.size(0, dim)?, call.result_size(0, dim)?);
-    let start = call.int(2).map_or(0, |start| if start < 0 { start + whole } else { start });
-    if seed.dim != dim
-        || seed.chunk != 0
-        || piece < 1
-        || whole <= piece
-        || whole % piece != 0
-        || start % piece != 0
-    {
+    let within = |start: i64| (if start < 0 { start + whole } else { start }).clamp(0, whole);
+    let start = call.int(2).map_or(0, within);
+    let is_piece = 0 < piece && piece < whole && whole % piece == 0 && start % piece == 0;
+    is_piece.then(|| (dim, start / piece))
+}
+
+/// `slice(x, dim, start, end)` that takes one of several equal pieces along `dim`: where each piece of the whole is sharded, so is the one.
+pub fn one_piece(call: &Call<'_>, seed: Seed, ranks: u32) -> Option<Strategy> {
+    let (dim, _) = piece_of(call)?;
+    if seed.dim != dim || seed.chunk != 0 {
         return None;
     }
+    let (whole, piece) = (call.size(0, dim)?, call.result_size(0, dim)?);
     let pieces = u32::try_from(whole / piece).ok()?;
     let blocks = match seed.slot {
         Slot::Operand(_) if seed.blocks.is_multiple_of(pieces) => seed.blocks / pieces,
