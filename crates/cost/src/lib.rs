@@ -16,5 +16,5 @@ pub use groups::Late;
 pub use machine::{Machine, call_time, host_copy_time};
 pub use network::{Group, sent};
 pub use operation::{Operation, bound, compute_rate, main_dtype, shares};
-pub use time::{local_time, operation_time, reshard_time};
+pub use time::{adding_up_time, local_time, operation_time, reshard_time};
 pub use wires::{Wires, wires};

@@ -145,6 +145,15 @@ pub fn operation_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy
     time + inner_collectives(machine, call, strategy, axis)
 }
 
+/// The time in which a rank adds what an operation makes for one micro-batch to the sum of others.
+pub fn adding_up_time(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
+    let results = strategy.results.iter().enumerate();
+    let held = |(i, placement): (usize, &Placement)| local_bytes(call.result(i), *placement, axis.size);
+    let bytes = 3 * results.map(held).sum::<u64>();
+    let kinds = machine.cluster.kinds.iter().map(|kind| &kind.cluster);
+    kinds.map(|kind| traffic(kind, bytes)).max().unwrap_or_else(|| traffic(machine.cluster, bytes))
+}
+
 /// The small all-reduces that some strategies make inside an operation, and the passes over the operand that they add.
 fn inner_collectives(machine: Machine<'_>, call: &Call<'_>, strategy: &Strategy, axis: &MeshAxis) -> i64 {
     let count = i64::from(strategy.realise.reductions());

@@ -95,5 +95,6 @@ mod tests {
     fn what_does_not_keep_the_limit_promises_to_take_longer_the_more_it_is_over_it() {
         let within = |peak| within(1000, peak, 80, 100);
         assert_eq!([within(60), within(100), within(140), within(180)], [1000, 1000, 1062, 1250]);
+        assert_eq!([within(1_000), within(u64::MAX)], [2000, 2000]);
     }
 }

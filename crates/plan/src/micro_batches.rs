@@ -46,3 +46,31 @@ impl Along<'_> {
         self.continued(&tables.assignment(&solution.choices), Model::default())
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use cluster::testing::{link, uniform};
+    use ir::{Mesh, MeshAxis};
+
+    use crate::{
+        jointly::tests::asked,
+        layers::tests::{Tower, tower},
+        search::search,
+    };
+
+    #[test]
+    fn weights_whose_gradients_are_added_up_in_many_slices_are_sharded() {
+        let cluster = uniform(1e14, 1e11, link(100.0, 1e10));
+        let graph = tower(Tower { layers: 2, rows: 2048, width: 512, reach: 1, odd: None });
+        let label = |slices: u32| {
+            let axes = [MeshAxis::ranks("ranks", 4), MeshAxis::micro_batches(slices)];
+            let mesh = Mesh { axes: axes.into_iter().filter(|axis| axis.size > 1).collect() };
+            asked(&graph, &cluster, &mesh, None, |request| search(request).unwrap().plan().unwrap().label)
+        };
+        // At once it takes less to sum gradients between ranks than to gather rows. Each slice adds a whole gradient, or its shard.
+        let (once, sliced) = (label(1), label(64));
+        assert!(once.starts_with("data parallel 4"), "{once}");
+        assert!(sliced.starts_with("tensor parallel 4"), "{sliced}");
+    }
+}

@@ -24,6 +24,10 @@ const STAYS: u64 = 8;
 
 /// How much longer than what another mesh promises solutions take, in percent, that are not tried in less memory: some of less memory take less time.
 const FAR: i64 = 10;
+
+/// How many times all that forward leaves counts at most where even less has to be held, for what it takes to hold less.
+const MOST_AGAIN: f64 = 2.0;
+
 /// Of programs of at most so many operations, micro-batches counted, it takes little to find out what of forward to run again.
 const QUICKLY_RUN_AGAIN: usize = 1 << 13;
 
@@ -350,9 +354,10 @@ impl Run<'_> {
 }
 
 /// About what it takes to hold so much less of what forward leaves, of a step whose operations take so long: to make all of it again takes about
-/// a quarter of that, and little of it is dear, because what is cheap for its memory is made again first.
+/// a quarter of that, and little of it is dear, because what is cheap for its memory is made again first. Where more than all of it is too much,
+/// the step is expected to take up to twice as long.
 pub fn again_ns(computed_ns: i64, excess: u64, activation_bytes: u64) -> i64 {
-    let share = excess as f64 / activation_bytes.max(1) as f64;
+    let share = (excess as f64 / activation_bytes.max(1) as f64).min(MOST_AGAIN);
     (computed_ns as f64 / 4.0 * share * share) as i64
 }
 

@@ -8,7 +8,7 @@ use std::{ops::Range, rc::Rc};
 
 use aten::{Call, Strategy};
 use base::{Code, Diagnostic, PrimaryMap, Result, SecondaryMap, define_id};
-use cost::operation_time;
+use cost::{adding_up_time, operation_time};
 use ir::{AxisKind, Graph, InputClass, InputId, NodeId, PartId, Placement, ValueDef, ValueId, local_bytes};
 use rustc_hash::FxHashMap;
 use shard::{Assignment, ClassId};
@@ -52,8 +52,9 @@ struct Menus {
     provided: FxHashMap<(MenuId, u32), ProvidedId>,
 }
 
-/// The class, whether only the replicated strategy is left, the only one that is where it is decided, and the placement that each operand must have.
-type MenuKey = (ClassId, bool, Option<usize>, SmallVec<[Option<Placement>; 4]>);
+/// The class, whether only the replicated strategy is left, the only one that is where it is decided, the placement that each operand must have, and
+/// how often the result is added to a sum.
+type MenuKey = (ClassId, bool, Option<usize>, SmallVec<[Option<Placement>; 4]>, u32);
 
 /// What uses each value.
 type Uses = SecondaryMap<ValueId, SmallVec<[Use; 2]>>;
@@ -203,7 +204,10 @@ impl<'a> Tables<'a> {
         let intended = setting.intent.and_then(|(intent, origins)| intent.node(origins, at));
         let intended = intended
             .and_then(|intended| setting.space.strategies(id).iter().position(|known| known == intended));
-        let menu = self.menus.of(setting, id, (setting.space.class(id), replicated, intended, demanded));
+        let is_gradient = node.results().all(|value| self.roles[value] == Role::Gradient);
+        let added_up = if is_gradient { setting.space.added_up(setting.graph, id) } else { 0 };
+        let key = (setting.space.class(id), replicated, intended, demanded, added_up);
+        let menu = self.menus.of(setting, id, key);
         let first = setting.folded.map_or(id, |folded| setting.graph.order[folded.pair.alike.nodes[at]]);
         if let Some(known) = self.nodes.get(&first).filter(|(_, known)| *known == menu) {
             self.nodes.insert(id, *known);
@@ -410,7 +414,7 @@ impl Menus {
         if let Some(known) = self.known.get(&key) {
             return *known;
         }
-        let (class, replicated, intended, demanded) = &key;
+        let (class, replicated, intended, demanded, added_up) = &key;
         let all = &setting.space.classes[*class];
         let all = match intended {
             _ if *replicated => &all[..1],
@@ -427,7 +431,12 @@ impl Menus {
             strategies = all.cloned().collect();
         }
         let call = Call::new(setting.graph, node);
-        let time = |s| Cost::new(operation_time(setting.machine, &call, s, &setting.space.axis), 0);
+        let axis = &setting.space.axis;
+        let time = |s: &Strategy| {
+            let alone = operation_time(setting.machine, &call, s, axis);
+            let adds = if *added_up > 0 { adding_up_time(setting.machine, &call, s, axis) } else { 0 };
+            Cost::new(alone + i64::from(*added_up) * adds, 0)
+        };
         let costs = strategies.iter().map(time).collect();
         let menu = self.all.push((strategies, costs));
         self.known.insert(key, menu);

@@ -20,7 +20,7 @@ pub struct Costs {
     pub sending: Vec<i64>,
     /// Memory that a micro-batch holds from its forward on until the first half of backward is done.
     pub kept: Vec<i64>,
-    /// What of it is held until the second half is done.
+    /// What is held until the second half is done, of that and of what the first half makes.
     pub left: Vec<i64>,
     /// The memory of each stage that micro-batches may take.
     pub room: Vec<i64>,

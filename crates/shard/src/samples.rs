@@ -37,7 +37,7 @@ fn kept(graph: &Graph, id: NodeId, value: ValueId, along: Along) -> Option<(Valu
 /// The samples of the values of a graph, and in how many micro-batches they are to be sliced.
 pub struct Samples {
     of: SecondaryMap<ValueId, Option<Along>>,
-    slices: i64,
+    slices: u32,
 }
 
 impl Samples {
@@ -46,10 +46,10 @@ impl Samples {
         if slices == 1 {
             return None;
         }
-        let mut samples = Self { of: SecondaryMap::default(), slices: i64::from(slices) };
+        let mut samples = Self { of: SecondaryMap::default(), slices };
         for input in graph.inputs.values().filter(|input| input.class == InputClass::Batch) {
             let count = graph.ty(input.value).shape.first().copied().unwrap_or(0);
-            let is_sliced = count > 0 && count % samples.slices == 0;
+            let is_sliced = count > 0 && count % i64::from(slices) == 0;
             samples.of[input.value] = is_sliced.then_some(Along { dim: 0, count });
         }
         let mut follower = Follower::new(graph, slices);
@@ -80,6 +80,11 @@ impl Samples {
         }
     }
 
+    /// In how many micro-batches they are to be sliced.
+    pub const fn slices(&self) -> u32 {
+        self.slices
+    }
+
     /// The dimension of a value that has samples.
     pub fn along(&self, value: ValueId) -> Option<Along> {
         self.of[value]
@@ -93,9 +98,8 @@ impl Samples {
         if dim != along.dim {
             return true;
         }
-        let (blocks, ranks) = (i64::from(blocks), i64::from(ranks));
+        let (blocks, ranks, slices) = (i64::from(blocks), i64::from(ranks), i64::from(self.slices));
         // Shards are within samples, or of whole ones.
-        blocks % self.slices == 0
-            || along.count % (blocks * ranks) == 0 && along.count / ranks % self.slices == 0
+        blocks % slices == 0 || along.count % (blocks * ranks) == 0 && along.count / ranks % slices == 0
     }
 }

@@ -108,6 +108,15 @@ impl Space {
         &self.classes[self.class_of[node]]
     }
 
+    /// How many times what a node makes of the samples of a slice is added to the sum of all slices: one time less than there are.
+    pub fn added_up(&self, graph: &Graph, node: NodeId) -> u32 {
+        let Some(samples) = &self.samples else { return 0 };
+        let node = &graph.nodes[node];
+        let is_sum = node.operands().any(|value| samples.along(value).is_some())
+            && node.results().all(|value| samples.along(value).is_none());
+        if is_sum { samples.slices() - 1 } else { 0 }
+    }
+
     fn tell_kinds(&mut self, graph: &Graph) {
         let mut known: FxHashMap<_, KindId> = FxHashMap::default();
         for (value, info) in graph.values.iter() {
