@@ -15,6 +15,8 @@ pub(super) struct Positions<'a> {
     pub(super) of: base::SecondaryMap<NodeId, Option<usize>>,
     /// What each value is a view of, if it is.
     views: base::SecondaryMap<ValueId, Option<View>>,
+    /// The positions that read each value.
+    pub(super) users: base::SecondaryMap<ValueId, Vec<usize>>,
     /// What has a size that is known at run time only: no kernel is made for that.
     pub(super) sizes: RunTimeSizes,
     /// The kind of device that kernels are for: an accelerator's where there is one.
@@ -27,12 +29,16 @@ impl<'a> Positions<'a> {
     pub(super) fn new(graph: &'a Graph, rounding: Rounding) -> Self {
         let mut of = base::SecondaryMap::with_default(None);
         graph.order.iter().enumerate().for_each(|(position, id)| of[*id] = Some(position));
+        let mut users: base::SecondaryMap<ValueId, Vec<usize>> = base::SecondaryMap::with_default(Vec::new());
+        for (position, id) in graph.order.iter().enumerate() {
+            graph.nodes[*id].operands().for_each(|value| users[value].push(position));
+        }
         let mut views = base::SecondaryMap::with_default(None);
         graph.values.ids().for_each(|value| views[value] = view(graph, value));
         let kinds = graph.values.values().map(|value| value.ty.device.kind);
         let kind =
             kinds.into_iter().find(|kind| !kind.is_cpu() && *kind != DeviceKind::META).unwrap_or_default();
-        Self { graph, of, views, sizes: RunTimeSizes::of(graph), kind, rounding }
+        Self { graph, of, views, users, sizes: RunTimeSizes::of(graph), kind, rounding }
     }
 
     /// What a value is a view of, if it is.
@@ -80,35 +86,41 @@ impl<'a> Positions<'a> {
         node.operands().filter_map(|value| self.maker(value))
     }
 
-    /// Whether no way leads from `members` (positions in order) to outside and back. `group_of` has the group of each position, which runs
-    /// as one too.
-    pub(super) fn is_convex(&self, members: &[usize], group_of: &[Option<usize>]) -> bool {
-        let (Some(first), Some(last)) = (members.first(), members.last()) else { return true };
+    /// Whether no way leads from `members` (positions in order) to outside and back. Those of each of `groups` (`group_of` has the number of
+    /// each position's) run as one too, wherever they stand. No group has operations behind the last member.
+    pub(super) fn is_convex(
+        &self,
+        members: &[usize],
+        group_of: &[Option<usize>],
+        groups: &[Vec<usize>],
+    ) -> bool {
+        let Some(last) = members.last() else { return true };
         let inside = |position: usize| members.binary_search(&position).is_ok();
-        // Operations outside that need a member, groups as a whole.
-        let mut needs = vec![false; last - first + 1];
-        let mut groups = Vec::new();
-        loop {
-            let mut changed = false;
-            for position in *first..=*last {
-                let needed = |maker: usize| maker >= *first && (inside(maker) || needs[maker - first]);
-                let by_group = group_of[position].is_some_and(|group| groups.contains(&group));
-                if inside(position) {
-                    let node = &self.graph.nodes[self.graph.order[position]];
-                    let others = node.operands().filter(|value| !self.is_own(*value, members));
-                    let mut makers = others.filter_map(|value| self.maker(value));
-                    if makers.any(|maker| maker >= *first && needs[maker - first]) {
-                        return false;
-                    }
-                } else if !needs[position - first] && (by_group || self.makers(position).any(needed)) {
-                    needs[position - first] = true;
-                    groups.extend(group_of[position]);
-                    changed = true;
+        // Operations outside that need a member.
+        let mut needs = vec![false; last + 1];
+        let mut found: Vec<usize> = members.to_vec();
+        while let Some(position) = found.pop() {
+            let as_one = group_of[position].filter(|_| !inside(position));
+            let others = as_one.map_or(&[][..], |group| &groups[group]);
+            let news = |other: usize| other <= *last && !inside(other);
+            for other in others {
+                if !std::mem::replace(&mut needs[*other], true) {
+                    found.push(*other);
                 }
             }
-            if !changed {
-                return true;
+            for value in self.graph.nodes[self.graph.order[position]].results() {
+                let users = &self.users[value];
+                let leads_back = |user: &usize| inside(*user) && !self.is_own(value, members);
+                if !inside(position) && users.iter().any(leads_back) {
+                    return false;
+                }
+                for user in users.iter().copied().filter(|user| news(*user)) {
+                    if !std::mem::replace(&mut needs[user], true) {
+                        found.push(user);
+                    }
+                }
             }
         }
+        true
     }
 }

@@ -34,8 +34,6 @@ pub(super) struct Groups<'a> {
     pub(super) fixed: Vec<bool>,
     /// How many fixed operations stand before each.
     segment: Vec<usize>,
-    /// The positions that read each value.
-    pub(super) users: base::SecondaryMap<ValueId, Vec<usize>>,
     /// What leaves the program.
     pub(super) leaving: base::SecondaryMap<ValueId, bool>,
     pub(super) members: Vec<Vec<usize>>,
@@ -56,10 +54,6 @@ impl<'a> Groups<'a> {
 
     fn empty(positions: &'a Positions<'a>, fixed: Vec<bool>) -> Self {
         let graph = positions.graph;
-        let mut users: base::SecondaryMap<ValueId, Vec<usize>> = base::SecondaryMap::with_default(Vec::new());
-        for (position, id) in graph.order.iter().enumerate() {
-            graph.nodes[*id].operands().for_each(|value| users[value].push(position));
-        }
         let mut leaving = base::SecondaryMap::with_default(false);
         let updated = graph.updates.iter().map(|(_, value)| value);
         graph.returns.iter().chain(updated).for_each(|value| leaving[*value] = true);
@@ -80,7 +74,6 @@ impl<'a> Groups<'a> {
             formulas: graph.order.iter().zip(&once).map(formula).collect(),
             segment: segment.collect(),
             fixed,
-            users,
             leaving,
             members: Vec::new(),
             of: vec![None; graph.order.len()],
@@ -174,10 +167,9 @@ impl<'a> Groups<'a> {
     fn near(&self, position: usize) -> Vec<usize> {
         let mut near = Vec::new();
         let makers = self.positions.all_makers(position).filter_map(|maker| self.of[maker]);
-        let readers = self
-            .node(position)
-            .operands()
-            .flat_map(|value| self.users[value].iter().rev().filter(|user| **user < position).take(RECENT));
+        let readers = self.node(position).operands().flat_map(|value| {
+            self.positions.users[value].iter().rev().filter(|user| **user < position).take(RECENT)
+        });
         for group in makers.chain(readers.filter_map(|user| self.of[*user])) {
             if !near.contains(&group) {
                 near.push(group);
@@ -204,7 +196,7 @@ impl<'a> Groups<'a> {
             && members.iter().all(|member| place(*member) == place(first))
             && self.frame(members).is_some()
             && self.reads(members).len() + self.writes(members).len() <= MOST_OPERANDS
-            && self.positions.is_convex(members, &self.of)
+            && self.positions.is_convex(members, &self.of, &self.members)
             && (is_simple || self.kernel(members).is_some())
     }
 
@@ -229,7 +221,7 @@ impl<'a> Groups<'a> {
                 && (!self.positions.is_view(*user)
                     || self.results(*user).any(|view| self.is_needed(view, members)))
         };
-        self.leaving[value] || self.users[value].iter().any(by)
+        self.leaving[value] || self.positions.users[value].iter().any(by)
     }
 
     /// The tensors that a group makes for others.

@@ -164,7 +164,7 @@ fn gone(groups: &Groups<'_>, kept: &[Vec<usize>], made: &[Group]) -> Vec<bool> {
                 Some(number) => made[number].reads.contains(&value),
                 None => !gone[user],
             };
-            let users = &groups.users[value];
+            let users = &groups.positions.users[value];
             !groups.leaving[value] && !users.iter().any(|user| reads(*user))
         });
     }
