@@ -160,6 +160,17 @@ def test_what_a_function_returns_may_be_written_into():
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_what_shares_memory_is_several_tensors():
+    def function(x):
+        y = x * 2
+        return y, y.detach(), y.t().t()
+
+    with torch.no_grad():
+        found = compiled(function)(torch.randn(3, 4))
+    assert len({id(one) for one in found}) == 3
+    assert len({one.data_ptr() for one in found}) == 1
+
+
 def test_parts_of_what_is_always_the_same_lie_as_in_eager_pytorch():
     def function(x):
         return torch.ones(4, 4).tril()[:, 1], torch.zeros(3)[:1].expand(3), x * 2
@@ -306,27 +317,6 @@ def test_tensors_that_are_written_slice_by_slice(write, dtype):
     gradients = [torch.autograd.grad([one.sin().sum() for one in outputs], x)[0] for outputs in made]
     torch.testing.assert_close(*made)
     torch.testing.assert_close(*gradients)
-
-
-def test_an_operation_that_is_not_known_runs_as_in_eager_pytorch_with_a_notice():
-    with torch.library._scoped_library("unisono_test", "FRAGMENT") as library:
-        library.define("fill(Tensor(a!) x, float value) -> ()")
-
-        def fill(x, value):
-            x.fill_(value)
-
-        library.impl("fill", fill, "CompositeExplicitAutograd")
-
-        def function(x):
-            y = x + 1
-            torch.ops.unisono_test.fill(y, 3.0)
-            return y * 2
-
-        call, x = compiled(function), torch.ones(3)
-        with pytest.warns(CompileNotice, match="runs as in eager PyTorch"):
-            found = call(x)
-        torch.testing.assert_close(found, torch.full((3,), 6.0))
-        torch.testing.assert_close(call(x), found)
 
 
 def test_elements_of_a_type_that_graphs_do_not_have_run_as_in_eager_pytorch_with_a_notice():

@@ -213,6 +213,8 @@ class _Program:
         self._executor = Executor(lowered)
         self._executor.bind([item.tensor for item in inputs.inputs[given:]])
         self._sizes = sizes
+        #: The positions of what is made that is another one of it too, once something has been made.
+        self._repeats: list[int] | None = None
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         for at in reversed(self._sizes):
@@ -222,6 +224,10 @@ class _Program:
             made = self._executor.consume(arguments)
         except UnisonoError as error:
             raise as_in_eager(error) from error.__cause__
+        if self._repeats is None:
+            self._repeats = [at for at, one in enumerate(made) if any(one is other for other in made[:at])]
+        for at in self._repeats:
+            made[at] = made[at].detach()
         found = [*made, *given, *self._fixed]
         return [found[at] for at in self._order]
 

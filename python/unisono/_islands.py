@@ -1,15 +1,18 @@
-"""Graphs of AOTAutograd's in which sizes or numbers depend on data, such as those of `nonzero`: stages that take turns, those of operations
-without such sizes, which are compiled, and those of all others, which PyTorch runs.
+"""Graphs of AOTAutograd's of which a part cannot be compiled: operations with sizes or numbers that depend on data, such as those of
+`nonzero`, calls of graphs, such as `torch.cond`, and operations that write. They run in stages that take turns: those of operations
+that are compiled, and those of all others, which PyTorch runs.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
+from torch._higher_order_ops.effects import with_effects
 
 _Run = Callable[[list[Any]], Any]
 
@@ -53,20 +56,27 @@ def staged(
     module: torch.fx.GraphModule, compiler: Callable[[torch.fx.GraphModule], _Run], known: set[Any]
 ) -> Staged | None:
     """The graph in stages, of which ``compiler`` makes what runs those without sizes that depend on data, ``known`` ones aside; ``None``
-    where no size does, or where stages would change an order that matters.
+    where all of it can be compiled.
     """
     nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output", "get_attr")]
-    apart = {node for node in nodes if _is_apart(node, known)}
-    if not apart or any(_writes(node) for node in nodes):
-        return None
-    stage_of: dict[torch.fx.Node, int] = {}
+    apart: set[torch.fx.Node] = set()
     for node in nodes:
-        earliest = max((stage_of[one] for one in node.all_input_nodes if one in stage_of), default=0)
+        if _is_apart(node, known) or _is_part_of(node, apart):
+            apart.add(node)
+    if not apart:
+        return None
+    apart |= {node for node in nodes if node.target is with_effects or _is_part_of(node, apart)}
+    stage_of: dict[torch.fx.Node, int] = {}
+    # The stages of the last operation that writes, of the last that draws, and of the last of all.
+    written = drawn = last = 0
+    for node in nodes:
+        earliest = max((stage_of[one] for one in node.all_input_nodes if one in stage_of), default=written)
+        earliest = max(earliest, written, drawn if _draws(node) else 0, last if _writes(node) else 0)
         # Stages that PyTorch runs are the odd ones.
         stage_of[node] = earliest + (earliest % 2 != (node in apart))
-    draws = [stage_of[node] for node in nodes if _draws(node)]
-    if draws != sorted(draws):
-        return None
+        last = max(last, stage_of[node])
+        drawn = stage_of[node] if _draws(node) else drawn
+        written = stage_of[node] if _writes(node) else written
     members: list[list[torch.fx.Node]] = [[] for _ in range(max(stage_of.values()) + 1)]
     for node in nodes:
         members[stage_of[node]].append(node)
@@ -120,9 +130,17 @@ def _module_of(
 
 
 def _is_apart(node: torch.fx.Node, known: set[Any]) -> bool:
-    """Whether an operation has to do with sizes or numbers that depend on data."""
+    """Whether an operation has to do with sizes or numbers that depend on data, writes, or calls something else than an operation."""
+    if node.target is with_effects:
+        return False
     values = [node.meta.get("val"), *(one.meta.get("val") for one in node.all_input_nodes)]
-    return any(_symbols(value) - known for value in values)
+    calls = isinstance(node.target, torch._ops.HigherOrderOperator)
+    return calls or _writes(node) or any(_symbols(value) - known for value in values)
+
+
+def _is_part_of(node: torch.fx.Node, apart: set[torch.fx.Node]) -> bool:
+    """Whether a node takes one of several results of an operation that is apart."""
+    return node.target is operator.getitem and node.args[0] in apart
 
 
 def _symbols(value: Any) -> set[Any]:
@@ -136,11 +154,13 @@ def _symbols(value: Any) -> set[Any]:
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    """Whether others can see when it runs."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return isinstance(node.target, torch._ops.HigherOrderOperator)
-    return node.target._schema.is_mutable
+    """Whether an operation changes a tensor, or more than tensors: nothing passes it."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    return node.target is with_effects
 
 
 def _draws(node: torch.fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether an operation may draw random numbers."""
+    may = isinstance(node.target, torch._ops.HigherOrderOperator)
+    return may or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
