@@ -247,6 +247,30 @@ def test_threads_may_call_one_function():
         torch.testing.assert_close(one, expected)
 
 
+def test_sizes_are_lowered_without_a_tracer_which_changes_what_modules_do_in_all_threads(monkeypatch):
+    call = compiled(lambda x: F.gelu(x.view(-1, 2)) * x.shape[0], dynamic=True)
+    torch.testing.assert_close(call(torch.ones(6, 4)), F.gelu(torch.ones(12, 2)) * 6)
+    traced = []
+    monkeypatch.setattr(torch.fx.Tracer, "trace", lambda *_args, **_settings: traced.append(1))
+    torch.testing.assert_close(call(torch.ones(5, 4)), F.gelu(torch.ones(10, 2)) * 5)
+    assert not traced
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.silu(F.elu(x)).amax(-1),
+        lambda x: (lambda y: (y * (y == y.amax(-1, keepdim=True))).sum(-1))(F.silu(F.elu(x))),
+        lambda x: F.silu(F.elu(x)).t().amin(0).exp(),
+    ],
+    ids=["greatest", "equal", "least"],
+)
+def test_what_is_compared_is_not_made_again_with_another_last_bit(function):
+    x = torch.randn(120, 24, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found, expected = (torch.autograd.grad(call(x).sum(), x)[0] for call in (compiled(function), function))
+    torch.testing.assert_close(found, expected)
+
+
 def test_activations_are_let_go_of_while_backward_runs():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
     call, x = compiled(model), torch.randn(2048, 64)

@@ -20,6 +20,8 @@ import torch
 import torch.fx
 from torch._higher_order_ops.effects import with_effects
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.node import map_arg
+from torch.utils.checkpoint import CheckpointPolicy
 
 from unisono import _choice, _devices, _islands, _joint, _native
 from unisono._arguments import Fuse, require_fuse, require_match_eager
@@ -36,6 +38,8 @@ _KEPT_SIZES = 16
 _PARTITIONS = ("min_cut", "default")
 #: What a graph's ``meta`` calls the number of its first outputs that are given back; the others backward alone gets.
 _GIVEN_BACK = "unisono_given_back"
+_aten = torch.ops.aten
+_COMPARISONS = tuple(getattr(_aten, name).Tensor for name in ("eq", "ne", "ge", "gt", "le", "lt"))
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -124,6 +128,7 @@ def backend(
         known = _islands.sizes_of_inputs(joint)
         if chosen.fuse and again and not chosen.match_eager:
             _joint.rewrite(joint)
+        _keep_compared(joint)
         split: Any = min_cut_rematerialization_partition if again else default_partition
         forward, *backward = split(joint, *given, num_fwd_outputs=num_fwd_outputs, **settings)
         forward.meta[_GIVEN_BACK] = num_fwd_outputs
@@ -255,6 +260,30 @@ def _take_products_apart(module: torch.fx.GraphModule) -> None:
         module.recompile()
 
 
+def _keep_compared(module: torch.fx.GraphModule) -> None:
+    """Has forward keep what it finds when it compares two tensors, or what backward compares. What is made again may have another last bit,
+    and then nothing is equal to its greatest element any more.
+    """
+    kept: list[torch.fx.Node] = []
+    for target in _COMPARISONS:
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            if all(one.meta["val"].is_floating_point() for one in node.all_input_nodes):
+                kept.append(node)
+    seen: set[torch.fx.Node] = set()
+    while kept:
+        node = kept.pop()
+        if node in seen or node.op != "call_function":
+            continue
+        seen.add(node)
+        schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+        is_view = schema is None or any(one.alias_info is not None for one in schema.returns)
+        # Only what forward makes can be kept, and of a view what it shows.
+        if is_view or node.meta.get("partitioner_tag") != "is_forward":
+            kept += node.all_input_nodes
+        else:
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
 def _tokens(module: torch.fx.GraphModule) -> set[int]:
     """The positions of inputs that only keep operations with effects, such as checks of `torch.linalg`, in their order."""
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -308,22 +337,33 @@ def _tensors_only(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, l
 
 
 def _with_sizes(module: torch.fx.GraphModule, arguments: Sequence[Any], sizes: Sequence[int]) -> torch.fx.GraphModule:
-    """The same graph for the sizes of these arguments."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.traceback import preserve_node_meta
+    """The same graph for the sizes of these arguments, without operations on sizes.
 
+    No tracer is asked: while one works, what modules do is another thing in all threads, and this runs when a function is called.
+    """
+    graph = torch.fx.Graph()
+    made: dict[torch.fx.Node, Any] = {}
+    values: dict[torch.fx.Node, Any] = {}
+    places = iter(range(len(arguments)))
     with unset_fake_temporarily(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = [
-            mode.from_tensor(one, static_shapes=True) if isinstance(one, torch.Tensor) else one for one in arguments
-        ]
-        fixed = {at: arguments[at] for at in sizes}
-
-        def call(*tensors: torch.Tensor) -> Any:
-            queue = iter(tensors)
-            # Node by node, so that each operation keeps the lines that it comes from.
-            return torch.fx.Interpreter(module).run(
-                *[fixed[at] if at in fixed else next(queue) for at in range(len(fakes))]
-            )
-
-        with preserve_node_meta():
-            return make_fx(call)(*[one for at, one in enumerate(fakes) if at not in fixed])
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                at = next(places)
+                value = arguments[at]
+                if isinstance(value, torch.Tensor) and at not in sizes:
+                    value = mode.from_tensor(value, static_shapes=True)
+            elif node.op == "get_attr":
+                value = getattr(module, node.target)
+            elif node.op == "output":
+                graph.output(map_arg(node.args[0], made.__getitem__))
+                continue
+            else:
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)  # type: ignore[misc]
+                value = node.target(*args, **kwargs)
+            values[node] = made[node] = value
+            # An operation without results checks its operands.
+            told = [values[one] for one in node.all_input_nodes] if value is None else value
+            if any(isinstance(one, torch.Tensor) for one in (told if isinstance(told, list | tuple) else [told])):
+                made[node] = graph.node_copy(node, made.__getitem__)
+                made[node].meta["val"] = value
+    return torch.fx.GraphModule(module, graph)
