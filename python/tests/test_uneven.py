@@ -131,3 +131,40 @@ def test_ranks_without_a_sample_run_no_operation_that_refuses_nothing(batch, mes
     assert "aten::convolution(" not in programs[-1].text()
     assert alike([prints_of(program.issue_order(), mesh) for program in programs], mesh)
     require_equal_to_one_device(graph, plan, mesh, batches, passes, reference)
+
+
+class _FromTokens(nn.Module):
+    """Images that are made of tokens, as encoders of images do, and operations whose kernels ask how they lie."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.mix, self.out = nn.Linear(6, 8), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 3)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, x):
+        image = self.into(x).transpose(1, 2).reshape(len(x), 8, 4, 4)
+        pooled = (
+            nn.functional.max_pool2d(image, 2)
+            + nn.functional.avg_pool2d(image, 2)
+            + nn.functional.adaptive_avg_pool2d(image, 2)
+        )
+        larger = nn.functional.interpolate(pooled, scale_factor=2.0, mode="bilinear") + nn.functional.interpolate(
+            pooled, scale_factor=2.0
+        )
+        padded = nn.functional.pad(image, (0, 0, 1, 1)) + nn.functional.pad(image, (0, 0, 1, 1), mode="reflect")
+        doubled = torch.cat([image, image], 1)[:, ::2]
+        mixed = self.norm(self.mix(image)) + larger + padded[:, :, 1:5] + doubled
+        return self.out(mixed.flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("passes", [False, True])
+@pytest.mark.parametrize("batch", [2, 3])
+def test_images_of_one_sample_that_are_made_of_tokens_lie_as_kernels_make_them(batch, passes):
+    torch.manual_seed(0)
+    model = _FromTokens()
+    reference = copy.deepcopy(model)
+    step, optimizer = make_step(model)
+    batches = [(torch.randn(batch, 16, 6), torch.randn(batch, 16, 3)) for _ in range(2)]
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
+    plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": {"a": 2}, "pins": {"batch.*": {"a": "shard(0)"}}}))
+    require_equal_to_one_device(graph, plan, {"a": 2}, batches, passes, reference)

@@ -125,6 +125,8 @@ pub enum Strides {
     Dense,
     /// Row-major, however the operands lie.
     RowMajor,
+    /// Row-major, or with channels innermost where these operands, of images or volumes, suggest so; all of them where none is named.
+    Suggested(&'static [usize]),
     /// The operand's, gaps included.
     Kept,
     /// The operand's in reverse.

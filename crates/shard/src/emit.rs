@@ -1,6 +1,6 @@
 //! Writing nodes into the graph of a rank.
 
-use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Node, PartId, PlaceId, TensorType, ValueId};
+use ir::{Arg, Dims, Dtype, Graph, LabelId, ModuleId, Node, PartId, PlaceId, TensorType, ValueDef, ValueId};
 
 use crate::{
     layout::reshaped,
@@ -89,6 +89,12 @@ impl<'a> Emitter<'a> {
     /// Whether to do something that depends on sizes: on the first rank what `own` says, on the others what was done on the first.
     pub fn decide(&mut self, own: bool) -> bool {
         self.script.as_mut().map_or(own, |script| script.decide(own))
+    }
+
+    /// Whether a value is another one in another shape.
+    pub fn is_view(&self, value: ValueId) -> bool {
+        let ValueDef::Result(node, _) = self.graph.values[value].def else { return false };
+        aten::row(self.graph.op_name(node)).is_some_and(|row| matches!(row.work, aten::Work::View))
     }
 
     /// Writes an operation with one result.
@@ -210,6 +216,25 @@ impl<'a> Emitter<'a> {
     pub fn laid_out(&mut self, value: ValueId, order: &[usize]) -> ValueId {
         let turned = self.permute(value, order);
         let copied = self.in_order(turned);
+        self.permute(copied, &ir::inverse(order))
+    }
+
+    /// The same value with the strides of a new tensor whose dimensions lie in memory in this order: along dimensions of one element too.
+    pub fn laid_out_anew(&mut self, value: ValueId, order: &[usize]) -> ValueId {
+        let turned = self.permute(value, order);
+        let mut ordered = self.in_order(turned);
+        if ordered == turned {
+            let shape = self.graph.ty(turned).shape.clone();
+            let row = self.view(turned, &[shape.iter().product()]);
+            ordered = self.view(row, &shape);
+        }
+        self.permute(ordered, &ir::inverse(order))
+    }
+
+    /// A copy of the value whose dimensions lie in memory in this order.
+    pub fn copied_in(&mut self, value: ValueId, order: &[usize]) -> ValueId {
+        let turned = self.permute(value, order);
+        let copied = self.copied(turned);
         self.permute(copied, &ir::inverse(order))
     }
 

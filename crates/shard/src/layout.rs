@@ -13,7 +13,7 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
     }
     let kind = aten::row(call.name())?.strides;
     match kind {
-        Strides::Dense | Strides::RowMajor => return None,
+        Strides::Dense | Strides::RowMajor | Strides::Suggested(_) => return None,
         Strides::Kept => {}
         Strides::Reversed | Strides::Swapped | Strides::Permuted => {
             strides = kind.order(call)?.into_iter().map(|dim| operand.strides[dim]).collect();
@@ -54,6 +54,23 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
         }
     }
     Some(strides)
+}
+
+/// Whether PyTorch takes a tensor for one with channels innermost. Strides of dimensions of one element count, as they do there
+/// (`is_channels_last_strides_2d`), so that a part of a tensor may be none where the whole is one.
+pub fn has_channels_innermost(ty: &TensorType) -> bool {
+    if !matches!(ty.rank(), 4 | 5) || ty.strides[1] == 0 {
+        return false;
+    }
+    let mut least = 0;
+    for dim in std::iter::once(1).chain((2..ty.rank()).rev()).chain([0]) {
+        let (size, stride) = (ty.shape[dim], ty.strides[dim]);
+        if size == 0 || stride < least || (dim == 0 && least == ty.strides[1]) {
+            return false;
+        }
+        least = stride * size.max(1);
+    }
+    true
 }
 
 /// The strides of a view of `operand` in another shape, if it needs no copy: each run of dimensions that are adjacent in memory is split
@@ -99,6 +116,24 @@ mod tests {
 
     fn strided(shape: &[i64], strides: &[i64]) -> TensorType {
         TensorType { strides: strides.into(), ..TensorType::contiguous(Dtype::F32, Dims::from_slice(shape)) }
+    }
+
+    #[test]
+    fn channels_are_innermost_where_pytorch_says_so() {
+        // shape and strides, and whether `max_pool2d` or `max_pool3d` gives what has channels innermost
+        let cases: [(&[i64], &[i64], bool); 8] = [
+            (&[2, 3, 4, 5], &[60, 1, 15, 3], true),
+            (&[2, 3, 4, 5], &[60, 20, 5, 1], false),
+            (&[1, 8, 8, 8], &[512, 1, 64, 8], true),
+            (&[1, 8, 8, 8], &[8, 1, 64, 8], false),
+            (&[2, 1, 4, 5], &[20, 1, 5, 1], true),
+            (&[2, 3, 1, 1], &[3, 1, 1, 1], false),
+            (&[1, 3, 1, 1], &[3, 1, 3, 3], true),
+            (&[2, 3, 2, 4, 5], &[120, 1, 60, 15, 3], true),
+        ];
+        for (shape, strides, expected) in cases {
+            assert_eq!(has_channels_innermost(&strided(shape, strides)), expected, "{shape:?} {strides:?}");
+        }
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! One operation as a rank has it: local operands, arguments and types.
 
-use aten::{Call, RunTimeSizes, Sizes, Strategy};
+use aten::{Call, RunTimeSizes, Sizes, Strategy, Strides};
 use ir::{ANY_SIZE, Arg, Placement, Return, TensorType, ValueDef, ValueId, local_shape_at};
 use smallvec::SmallVec;
 
 use crate::{
     emit::Emitter,
-    layout::view_strides,
+    layout::{has_channels_innermost, view_strides},
     local::{dense_strides, local_type, same_order},
     reshard::Resharder,
 };
@@ -32,17 +32,54 @@ impl Realised<'_> {
     }
 
     /// A change of placement may leave the dimensions of an operand in another order in memory than the global tensor has them: puts such
-    /// operands back in that order, so that the strides of results are those of their types.
+    /// operands back in that order, and those that PyTorch would take to be in another, so that the strides of results are those of their
+    /// types.
     pub fn lay_out_as_whole(&self, out: &mut Emitter<'_>, operands: &mut [ValueId]) {
         for (slot, operand) in operands.iter_mut().enumerate() {
             let Some(order) = self.order_of_whole(slot) else { continue };
             let like = dense_strides(&out.graph.ty(*operand).shape, order);
             let actual = out.graph.ty(*operand);
             let is_turned = !actual.repeats() && !same_order(&actual.shape, &actual.strides, &like);
+            let order = ir::memory_order(order);
             if out.decide(is_turned) {
-                *operand = out.laid_out(*operand, &ir::memory_order(order));
+                *operand = out.laid_out(*operand, &order);
+            }
+            if self.is_asked_how_it_lies(slot) && out.decide(self.may_be_misread(slot, *operand, out)) {
+                // Views that change nothing on one rank are left out there.
+                let is_uneven =
+                    self.strategy.operands[slot].is_uneven(&self.call.operand(slot).shape, self.ranks());
+                *operand = if is_uneven {
+                    out.copied_in(*operand, &order)
+                } else {
+                    out.laid_out_anew(*operand, &order)
+                };
             }
         }
+    }
+
+    /// Whether the result lies as an operand does along dimensions of one element too: where kernels ask it whether its channels are
+    /// innermost, and where they treat each element for itself, of which such a kernel may ask.
+    fn is_asked_how_it_lies(&self, slot: usize) -> bool {
+        let Some(row) = aten::row(self.call.name()) else { return false };
+        match row.strides {
+            Strides::Suggested(slots) => slots.is_empty() || slots.contains(&slot),
+            _ => matches!(row.rule, aten::Rule::Each),
+        }
+    }
+
+    /// Whether PyTorch takes an operand for one that lies otherwise than the global tensor, on this rank or, where shards are of several
+    /// sizes, on another: the stride of a dimension of one element counts, and a view has any there.
+    fn may_be_misread(&self, slot: usize, operand: ValueId, out: &Emitter<'_>) -> bool {
+        let (global, placement) = (self.call.operand(slot), self.strategy.operands[slot]);
+        let is_innermost = has_channels_innermost(global);
+        if is_innermost != has_channels_innermost(out.graph.ty(operand)) {
+            return true;
+        }
+        let has_one = |rank| local_shape_at(&global.shape, placement, self.ranks(), rank).contains(&1);
+        is_innermost
+            && placement.is_uneven(&global.shape, self.ranks())
+            && out.is_view(operand)
+            && (0..self.ranks()).any(has_one)
     }
 
     /// The strides whose order an operand is to have: those of the global tensor. One that repeats there, and no longer does once it has been

@@ -34,7 +34,12 @@ pub(super) fn view(graph: &Graph, value: ValueId) -> Option<View> {
         (Memory::Own | Memory::Hidden, _)
         | (
             _,
-            Strides::Dense | Strides::RowMajor | Strides::Selected | Strides::Windows | Strides::Diagonal,
+            Strides::Dense
+            | Strides::RowMajor
+            | Strides::Suggested(_)
+            | Strides::Selected
+            | Strides::Windows
+            | Strides::Diagonal,
         ) => None,
         (Memory::View, Strides::Sliced) => cut_of(graph, node, of).map(|cut| View { of, cut: Some(cut) }),
         (Memory::View, _) if from.elements() != to.elements() => None,
