@@ -168,3 +168,31 @@ def test_images_of_one_sample_that_are_made_of_tokens_lie_as_kernels_make_them(b
     graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
     plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": {"a": 2}, "pins": {"batch.*": {"a": "shard(0)"}}}))
     require_equal_to_one_device(graph, plan, {"a": 2}, batches, passes, reference)
+
+
+class _Turned(nn.Module):
+    """A part of each head's features turned as complex numbers, in the way of DeepSeek's models."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(6, 24), nn.Linear(24, 3)
+        self.register_buffer("turns", torch.polar(torch.ones(5, 2), torch.randn(5, 2)))
+
+    def forward(self, x):
+        kept, turned = self.into(x).unflatten(-1, (3, 8)).split([4, 4], -1)
+        pairs = torch.view_as_complex(turned.unflatten(-1, (2, 2)))
+        turned = torch.view_as_real(pairs * self.turns[:, None]).flatten(-2)
+        again = torch.view_as_real(pairs).sum(-1)
+        return self.out(torch.cat([kept, turned], -1).flatten(2)) + again.mean(2)[..., :1]
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_complex_views_of_parts_lie_where_the_parts_do(passes):
+    torch.manual_seed(0)
+    model = _Turned()
+    reference = copy.deepcopy(model)
+    step, optimizer = make_step(model)
+    batches = [(torch.randn(3, 5, 6), torch.randn(3, 5, 3)) for _ in range(2)]
+    graph = unisono.capture(step, model=model, optimizer=optimizer, example=batches[0])
+    plan = graph.native.plan(EAGER_TO_CUT, pack({"mesh": {"a": 2}, "pins": {"batch.*": {"a": "shard(0)"}}}))
+    require_equal_to_one_device(graph, plan, {"a": 2}, batches, passes, reference)

@@ -151,6 +151,10 @@ pub enum Strides {
     Windows,
     /// The operand's without the dimensions of arguments 2 and 3, and the sum of theirs behind them.
     Diagonal,
+    /// The operand's without those of its last dimension, pairs of parts, in elements of twice the size.
+    Paired,
+    /// The operand's in elements of half the size, and a last dimension of the two parts of each.
+    Parted,
 }
 
 impl Strides {

@@ -36,6 +36,14 @@ pub fn view_strides(call: &Call<'_>, operand: &TensorType, shape: &[i64]) -> Opt
                 .map(|dim| if repeated(dim) { 0 } else { operand.strides[dim - new] })
                 .collect();
         }
+        Strides::Paired => {
+            strides.pop();
+            strides.iter_mut().for_each(|stride| *stride /= 2);
+        }
+        Strides::Parted => {
+            strides.iter_mut().for_each(|stride| *stride *= 2);
+            strides.push(1);
+        }
         Strides::Selected => {
             strides.remove(call.dim(1, rank)?);
         }

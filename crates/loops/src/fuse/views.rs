@@ -39,7 +39,9 @@ pub(super) fn view(graph: &Graph, value: ValueId) -> Option<View> {
             | Strides::Suggested(_)
             | Strides::Selected
             | Strides::Windows
-            | Strides::Diagonal,
+            | Strides::Diagonal
+            | Strides::Paired
+            | Strides::Parted,
         ) => None,
         (Memory::View, Strides::Sliced) => cut_of(graph, node, of).map(|cut| View { of, cut: Some(cut) }),
         (Memory::View, _) if from.elements() != to.elements() => None,
