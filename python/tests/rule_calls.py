@@ -119,6 +119,7 @@ DIRECT = {
     "unsafe_split.Tensor": (rand(6, 8, 12), 4, 1),
     "unsafe_split_with_sizes": (rand(6, 8, 12), [4, 4], 1),
     "diagonal": (rand(5, 12, 5), 1, 0, 2),
+    "diagonal_copy": (rand(5, 12, 5), 1, 0, 2),
     "diagonal_backward": (rand(6, 12, 4), [6, 12, 5, 5], 1, 2, 3),
     "diagonal_scatter": (rand(5, 12, 5), rand(12, 4), 1, 0, 2),
     "unfold": (rand(6, 8, 12), 1, 3, 2),
