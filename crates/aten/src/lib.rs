@@ -34,6 +34,6 @@ pub use row::{
     Strides, Work,
 };
 pub use rules::join::{SLICE, one_piece, piece_of};
-pub use strategies::{is_norm, replicated, seeded, strategies};
+pub use strategies::{is_norm, is_view, replicated, seeded, strategies};
 pub use strategy::{Realise, Seed, Slot, Strategy};
 pub use table::{ROWS, list_forms, row, row_in_place, row_of};

@@ -1,10 +1,10 @@
 //! The strategies of an operation, from its row.
 
-use ir::{Graph, Placement, Reduce, TensorType, ValueDef, ValueId};
+use ir::{Graph, NodeId, Placement, Reduce, TensorType, ValueDef, ValueId};
 use smallvec::SmallVec;
 
 use crate::{
-    Call, Linear, Row, Rule,
+    Call, Linear, Row, Rule, Work,
     strategy::{Realise, Seed, Strategy},
 };
 
@@ -127,6 +127,11 @@ fn passing(row: &Row, call: &Call<'_>) -> Vec<Strategy> {
         }
         _ => Vec::new(),
     }
+}
+
+/// Whether a node gives its operand in another shape, and computes nothing.
+pub fn is_view(graph: &Graph, node: NodeId) -> bool {
+    crate::row(graph.op_name(node)).is_some_and(|row| matches!(row.work, Work::View))
 }
 
 /// Whether a value is a 2-norm or computed from 2-norms. Reducing partial norms loses the sign, so no other value may be one.

@@ -139,7 +139,7 @@ fn memory(graph: &Graph, end: usize, stages: u32, micro_batches: u32) -> Vec<i64
     let is_state = |value: ValueId| matches!(graph.values[value].def, ValueDef::Input(input) if graph.inputs[input].class.is_state());
     for (at, id) in graph.order[..end].iter().enumerate() {
         let node = &graph.nodes[*id];
-        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        let looks = aten::is_view(graph, *id);
         for value in node.operands().filter(|value| is_state(*value)) {
             if reader[value].is_none() {
                 reader[value] = Some(at);
@@ -182,7 +182,7 @@ fn crossing_bytes(graph: &Graph, end: usize) -> Vec<u64> {
     let mut last: SecondaryMap<ValueId, usize> = SecondaryMap::with_default(0);
     for (at, id) in graph.order[..end].iter().enumerate() {
         let node = &graph.nodes[*id];
-        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        let looks = aten::is_view(graph, *id);
         let first = node.operands().next();
         for value in node.operands() {
             let value = root.get(&value).copied().unwrap_or(value);

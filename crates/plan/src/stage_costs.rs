@@ -95,9 +95,7 @@ fn left_by_the_first_half(
 
 /// What a value is a view of.
 fn viewed(graph: &Graph, mut value: ValueId) -> ValueId {
-    let is_view =
-        |id: &NodeId| aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
-    while let Some(view) = graph.maker(value).filter(is_view)
+    while let Some(view) = graph.maker(value).filter(|id| aten::is_view(graph, *id))
         && let Some(of) = graph.nodes[view].operands().next()
     {
         value = of;
@@ -118,7 +116,7 @@ fn sent_and_kept(
     let mut is_sent = SecondaryMap::with_default(false);
     for id in order {
         let is_forward = graph.part_kind(*id) == PartKind::Forward;
-        let looks = aten::row(graph.op_name(*id)).is_some_and(|row| matches!(row.work, aten::Work::View));
+        let looks = aten::is_view(graph, *id);
         for value in graph.nodes[*id].operands() {
             let Some(maker) = graph.maker(value).filter(|one| graph.part_kind(*one) == PartKind::Forward)
             else {

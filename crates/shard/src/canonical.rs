@@ -11,7 +11,7 @@
 
 mod batch_norm;
 
-use aten::{Fill, Rewrite, Strides, Work};
+use aten::{Fill, Rewrite, Strides};
 use ir::{Arg, Dtype, Graph, Node, NodeId, PartId, Return, TensorType, ValueDef, ValueId};
 use rustc_hash::FxHashMap;
 
@@ -118,7 +118,7 @@ impl Rewriter<'_> {
     /// The node that made a new value, where that is a view of state.
     fn view_of_state(&self, value: ValueId) -> Option<(NodeId, u32)> {
         let ValueDef::Result(node, position) = self.out.values[value].def else { return None };
-        let is_view = aten::row(self.out.op_name(node)).is_some_and(|row| matches!(row.work, Work::View));
+        let is_view = aten::is_view(&self.out, node);
         let operand = self.out.nodes[node].operands().next().filter(|_| is_view)?;
         let of_state = match self.out.values[operand].def {
             ValueDef::Input(input) => self.out.inputs[input].class.is_state(),

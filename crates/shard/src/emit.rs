@@ -94,7 +94,7 @@ impl<'a> Emitter<'a> {
     /// Whether a value is another one in another shape.
     pub fn is_view(&self, value: ValueId) -> bool {
         let ValueDef::Result(node, _) = self.graph.values[value].def else { return false };
-        aten::row(self.graph.op_name(node)).is_some_and(|row| matches!(row.work, aten::Work::View))
+        aten::is_view(self.graph, node)
     }
 
     /// Writes an operation with one result.

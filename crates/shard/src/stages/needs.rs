@@ -72,7 +72,7 @@ pub fn is_light(graph: &Graph, id: NodeId) -> bool {
 /// Whether what a view looks at is sent rather than the view: it is no larger.
 pub fn is_moved(graph: &Graph, id: NodeId) -> bool {
     let node = &graph.nodes[id];
-    let is_view = aten::row(graph.op_name(id)).is_some_and(|row| matches!(row.work, Work::View));
+    let is_view = aten::is_view(graph, id);
     let mut operands = node.operands();
     match (operands.next(), operands.next()) {
         (Some(only), None) if is_view && !graph.is_communication(id) => {
